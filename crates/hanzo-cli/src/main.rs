@@ -1,0 +1,2 @@
+//! The `hanzo` binary.
+fn main() {}

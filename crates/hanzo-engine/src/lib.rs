@@ -1,0 +1,2 @@
+//! The engine: an architecture becomes a Plan, a prompt becomes tokens, tokens become text.
+#![deny(missing_docs)]

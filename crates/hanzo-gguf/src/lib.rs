@@ -1,0 +1,6 @@
+//! GGUF: the container (memory-mapped reader, split files, streaming writer) and its block formats.
+#![deny(missing_docs)]
+
+mod format;
+
+pub use format::Format;
