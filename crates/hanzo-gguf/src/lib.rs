@@ -2,5 +2,6 @@
 #![deny(missing_docs)]
 
 mod format;
+pub mod formats;
 
 pub use format::Format;
