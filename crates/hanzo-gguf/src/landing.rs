@@ -1,0 +1,91 @@
+//! Files that appear whole or not at all: written under a temporary name beside their place, then renamed into it.
+//! Knows nothing of GGUF.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufWriter, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A file being written that lands at its path only when [`Landing::land`] is called: a reader never sees half of it,
+/// and what was there before stays until then. Dropped without landing, it leaves nothing behind.
+///
+/// ```
+/// use hanzo_gguf::Landing;
+/// use std::io::Write;
+/// let path = std::env::temp_dir().join(format!("landing-doc-{}", std::process::id()));
+/// let mut file = Landing::create(&path)?;
+/// file.write_all(b"whole")?;
+/// assert!(!path.exists());
+/// file.land()?;
+/// assert_eq!(std::fs::read(&path)?, b"whole");
+/// # std::fs::remove_file(&path)?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Landing {
+    path: PathBuf,
+    temporary: PathBuf,
+    file: BufWriter<File>,
+}
+
+impl Landing {
+    /// Starts a file that will land at `path`, beside it under a temporary name.
+    ///
+    /// # Errors
+    /// If `path` has no file name, or the temporary file cannot be created.
+    pub fn create(path: impl AsRef<Path>) -> io::Result<Landing> {
+        // Unique in the process by the counter, on the machine by the process id.
+        static COUNTER: AtomicU64 = AtomicU64::new(0);
+        let path = path.as_ref().to_path_buf();
+        let Some(name) = path.file_name() else {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the path has no file name"));
+        };
+        if path.is_dir() {
+            return Err(io::Error::new(io::ErrorKind::IsADirectory, "the path is a directory"));
+        }
+        let mut temporary = std::ffi::OsString::from(".");
+        temporary.push(name);
+        temporary.push(format!(".{}.{}.tmp", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed)));
+        let temporary = path.with_file_name(temporary);
+        let file = OpenOptions::new().write(true).create_new(true).open(&temporary)?;
+        Ok(Landing { path, temporary, file: BufWriter::with_capacity(1 << 20, file) })
+    }
+
+    /// Where the file will land.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Writes everything to the disk and renames the file into its place, replacing what was there.
+    ///
+    /// # Errors
+    /// If the disk is full or the rename is refused; then nothing has changed at the path.
+    pub fn land(mut self) -> io::Result<()> {
+        self.file.flush()?;
+        self.file.get_ref().sync_all()?;
+        fs::rename(&self.temporary, &self.path)
+    }
+}
+
+impl Write for Landing {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+impl Seek for Landing {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.file.seek(to)
+    }
+}
+
+impl Drop for Landing {
+    fn drop(&mut self) {
+        // After a landing the temporary name is gone already; if removing fails there is no one to tell.
+        let _ = fs::remove_file(&self.temporary);
+    }
+}
