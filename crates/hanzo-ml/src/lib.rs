@@ -5,6 +5,7 @@
 //! bucket of sizes into an executable. Nothing here knows about prompts or text.
 #![deny(missing_docs)]
 
+pub mod backend;
 pub mod batch;
 pub mod cache;
 pub mod error;

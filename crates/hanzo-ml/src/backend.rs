@@ -1,0 +1,116 @@
+//! The contract between a Plan and whatever runs it.
+//!
+//! A backend loads weights, allocates caches, and compiles `(Plan, levers, bucket)` into an [`Executable`]. Nothing that
+//! changes from step to step is compiled in: it comes with each [`Batch`].
+
+use crate::batch::Batch;
+use crate::error::Result;
+use crate::levers::LeverSet;
+use crate::plan::{Plan, Sizes, ValueId, Weight};
+use hanzo_gguf::TensorBytes;
+use std::any::Any;
+use std::sync::Arc;
+
+/// Where a backend gets a weight's bytes.
+pub trait WeightSource {
+    /// The bytes of a whole tensor, `[experts, tensor_rows, row bytes]`.
+    fn tensor(&self, weight: &Weight) -> Result<TensorBytes>;
+}
+
+/// How weights meet activations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Precision {
+    /// Activations quantized to int8 per 32 for block formats; f32 for float weights.
+    #[default]
+    Int8,
+    /// f32 activations throughout.
+    Exact,
+}
+
+/// How a Plan is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CompileOptions {
+    /// Fusions and variants in force. Rewrites are applied by the backend.
+    pub levers: LeverSet,
+    /// The most tokens, sequences and output rows of one step; a head runs in chunks of `n_out`.
+    pub bucket: Sizes,
+    /// Activation precision.
+    pub precision: Precision,
+    /// Pin one kernel variant and K order, so that any chunking or batching gives bit-equal results.
+    pub deterministic: bool,
+}
+
+/// Weights resident on a backend.
+pub trait Weights: Send + Sync {
+    /// The backend's own type.
+    fn as_any(&self) -> &dyn Any;
+    /// Bytes held beyond the model file's mapping.
+    fn extra_bytes(&self) -> usize;
+}
+
+/// Caches and states resident on a backend.
+pub trait Cache: Send {
+    /// The backend's own type.
+    fn as_any_mut(&mut self) -> &mut dyn Any;
+    /// Pages of each group, page 0 (padding) included.
+    fn pages(&self) -> &[usize];
+    /// Slots of each state.
+    fn slots(&self) -> &[usize];
+    /// Copies page `from` to page `to` over all layers of a group.
+    fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<()>;
+    /// Copies a state slot over all layers.
+    fn copy_slot(&mut self, state: usize, from: u32, to: u32) -> Result<()>;
+    /// Zeroes a state slot: what a new sequence starts from.
+    fn clear_slot(&mut self, state: usize, slot: u32) -> Result<()>;
+    /// Bytes of a page over all layers, keys then values, layer by layer.
+    fn read_page(&self, group: usize, page: u32) -> Result<Vec<u8>>;
+    /// Puts back what [`Cache::read_page`] gave.
+    fn write_page(&mut self, group: usize, page: u32, bytes: &[u8]) -> Result<()>;
+    /// Bytes allocated.
+    fn bytes(&self) -> usize;
+}
+
+/// Time spent in one op.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OpTime {
+    /// Index in the compiled Plan.
+    pub op: usize,
+    /// Kind and first output, for people.
+    pub name: String,
+    /// Seconds in the last step.
+    pub seconds: f64,
+}
+
+/// A compiled Plan.
+pub trait Executable: Send {
+    /// The Plan as it runs, after rewrites and lowering.
+    fn plan(&self) -> &Plan;
+    /// Barriers a step takes.
+    fn barriers(&self) -> usize;
+    /// Bytes of activations and scratch.
+    fn arena_bytes(&self) -> usize;
+    /// The storage of an input or output value; sized for the bucket.
+    fn value_mut(&mut self, v: ValueId) -> Result<&mut [f32]>;
+    /// The rows an output value holds after the last step (of its last chunk, for values of the head).
+    fn value(&self, v: ValueId) -> Result<&[f32]>;
+    /// Runs a step. The batch must have passed [`Batch::check`] (backends check again only in debug builds). The head runs in
+    /// chunks; after each, `sink` gets the index of its first output row and the rows of the last output value.
+    fn run(&mut self, batch: &Batch<'_>, cache: &mut dyn Cache, sink: &mut dyn FnMut(usize, &[f32])) -> Result<()>;
+    /// Time per op of the last step, if profiling is on.
+    fn profile(&self) -> Vec<OpTime>;
+    /// Turns profiling on or off.
+    fn set_profile(&mut self, on: bool);
+}
+
+/// A device family.
+pub trait Backend: Send + Sync {
+    /// Name, as in `--device`: `cpu`, `cuda:0`.
+    fn name(&self) -> &str;
+    /// Makes a Plan's weights resident.
+    fn load(&self, plan: &Plan, source: &dyn WeightSource) -> Result<Arc<dyn Weights>>;
+    /// Allocates `pages[g]` pages a group (page 0 is padding) and `slots[s]` slots a state.
+    fn alloc(&self, plan: &Plan, pages: &[usize], slots: &[usize]) -> Result<Box<dyn Cache>>;
+    /// Compiles a Plan.
+    fn compile(&self, plan: &Plan, options: &CompileOptions, weights: &Arc<dyn Weights>)
+    -> Result<Box<dyn Executable>>;
+}
