@@ -14,3 +14,5 @@ pub mod plan;
 pub mod settings;
 
 pub use error::Error;
+
+pub mod cpu;
