@@ -1,2 +1,17 @@
-//! The `hanzo` binary.
-fn main() {}
+//! The `hanzo` binary: runs, inspects and measures quantized language models.
+//!
+//! This file only starts [`cli::main`]. A command lives in `commands/<name>.rs`, what it prints goes
+//! through [`output`], what goes wrong through [`failure`], the environment through [`settings`].
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
+mod cli;
+mod commands;
+mod failure;
+mod output;
+mod progress;
+mod pull;
+mod settings;
+
+fn main() -> std::process::ExitCode {
+    cli::main()
+}
