@@ -5,6 +5,8 @@
 //! disagree panic: plan compilation has checked them, and a wrong shape must never reach memory. Each module states
 //! formulas, bytes, FLOPs and the derived bound that its tests hold it to, against an f64 reference, on every ISA.
 
+pub mod attention;
+mod attention_tile;
 pub mod elementwise;
 pub mod glu;
 pub mod kv;

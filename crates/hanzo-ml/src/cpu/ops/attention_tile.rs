@@ -1,0 +1,246 @@
+//! The inner loops of attention: a page of keys transposed, a page of values widened, and one register tile.
+//!
+//! Both products of attention are `C[rows, keys or columns] += A[rows, k] B[k, ..]` with A broadcast and B in vectors,
+//! so one tile serves both. Each element of C is one chain of additions in the order of k, whatever the number of
+//! rows in the tile: that is what makes a query's result independent of its neighbours. Masks and softmax are not here.
+
+use super::kv::{Bf16Rows, CacheRows, F16Rows, F32Rows, Q4Rows, Q8Rows, RowFormat};
+use super::simd::Simd;
+use crate::cache::PAGE;
+use hanzo_gguf::Format;
+
+/// Columns of a widened value row: whole tiles of two of the widest vectors.
+pub(crate) const fn padded(d_v: usize) -> usize {
+    d_v.next_multiple_of(32)
+}
+
+/// Rows of the next tile when `left` rows remain: the largest size the ISA has registers for.
+#[inline(always)]
+pub(crate) fn tile_rows<S: Simd>(left: usize) -> usize {
+    match left {
+        12.. if S::TILE_ROWS >= 12 => 12,
+        8.. if S::TILE_ROWS >= 8 => 8,
+        6.. if S::TILE_ROWS >= 6 => 6,
+        4.. => 4,
+        _ => left,
+    }
+}
+
+/// A page's keys as `kt[d][PAGE]`.
+///
+/// # Safety
+/// `page` holds [`PAGE`] rows of `k`; `kt` is writable for `d * PAGE` floats.
+#[inline(always)]
+pub(crate) unsafe fn load_keys<S: Simd>(s: S, k: &CacheRows, page: *const u8, kt: *mut f32) {
+    let (d, row) = (k.dim(), k.row_bytes());
+    // SAFETY: the caller's; the format is the rows' own.
+    unsafe {
+        match k.format() {
+            Format::F16 => transpose::<S, F16Rows>(s, page, row, d, kt),
+            Format::F32 => transpose::<S, F32Rows>(s, page, row, d, kt),
+            Format::BF16 => transpose::<S, Bf16Rows>(s, page, row, d, kt),
+            Format::Q8_0 => transpose::<S, Q8Rows>(s, page, row, d, kt),
+            _ => transpose::<S, Q4Rows>(s, page, row, d, kt),
+        }
+    }
+}
+
+/// # Safety
+/// As [`load_keys`], rows of format `R`.
+#[inline(always)]
+unsafe fn transpose<S: Simd, R: RowFormat>(s: S, page: *const u8, row: usize, d: usize, kt: *mut f32) {
+    let whole = d - d % S::LANES;
+    for key in (0..PAGE).step_by(S::LANES) {
+        for e in (0..whole).step_by(S::LANES) {
+            let mut x = [s.splat(0.0); 16];
+            for (i, x) in x.iter_mut().enumerate().take(S::LANES) {
+                // SAFETY: row key + i exists and has elements e..e + LANES.
+                *x = unsafe { R::load(s, page.add((key + i) * row), e) };
+            }
+            // log2(LANES) perfect shuffles of the rows transpose a square.
+            let mut step = 1;
+            while step < S::LANES {
+                let mut y = x;
+                for i in 0..S::LANES / 2 {
+                    (y[2 * i], y[2 * i + 1]) = s.interleave(x[i], x[i + S::LANES / 2]);
+                }
+                x = y;
+                step *= 2;
+            }
+            for (i, x) in x.iter().enumerate().take(S::LANES) {
+                // SAFETY: e + i < d.
+                unsafe { s.store(kt.add((e + i) * PAGE + key), *x) };
+            }
+        }
+    }
+    for e in whole..d {
+        for key in 0..PAGE {
+            // SAFETY: e < d, key < PAGE.
+            unsafe { *kt.add(e * PAGE + key) = R::get(page.add(key * row), e) };
+        }
+    }
+}
+
+/// The first `keys` rows of a page's values as `out[key][stride]`; columns beyond `dim` are left alone.
+///
+/// # Safety
+/// `page` holds the rows of `v`; `out` is writable for `keys * stride` floats.
+#[inline(always)]
+pub(crate) unsafe fn load_values<S: Simd>(
+    s: S,
+    v: &CacheRows,
+    page: *const u8,
+    keys: usize,
+    out: *mut f32,
+    stride: usize,
+) {
+    let (d, row) = (v.dim(), v.row_bytes());
+    // SAFETY: the caller's; the format is the rows' own.
+    unsafe {
+        match v.format() {
+            Format::F16 => widen::<S, F16Rows>(s, page, row, keys, d, out, stride),
+            Format::F32 => widen::<S, F32Rows>(s, page, row, keys, d, out, stride),
+            Format::BF16 => widen::<S, Bf16Rows>(s, page, row, keys, d, out, stride),
+            Format::Q8_0 => widen::<S, Q8Rows>(s, page, row, keys, d, out, stride),
+            _ => widen::<S, Q4Rows>(s, page, row, keys, d, out, stride),
+        }
+    }
+}
+
+/// # Safety
+/// As [`load_values`], rows of format `R` and `d` elements.
+#[inline(always)]
+unsafe fn widen<S: Simd, R: RowFormat>(
+    s: S,
+    page: *const u8,
+    row: usize,
+    keys: usize,
+    d: usize,
+    out: *mut f32,
+    stride: usize,
+) {
+    let whole = d - d % S::LANES;
+    for key in 0..keys {
+        // SAFETY: key < keys and every column is below d <= stride.
+        unsafe {
+            let (src, dst) = (page.add(key * row), out.add(key * stride));
+            for e in (0..whole).step_by(S::LANES) {
+                s.store(dst.add(e), R::load(s, src, e));
+            }
+            for e in whole..d {
+                *dst.add(e) = R::get(src, e);
+            }
+        }
+    }
+}
+
+/// Where a tile's A operand lies: element (r, k) at `ptr + r * row + k * col`.
+#[derive(Clone, Copy)]
+pub(crate) struct Broadcast {
+    pub ptr: *const f32,
+    pub row: usize,
+    pub col: usize,
+}
+
+/// `c[r][..2 LANES] = init + sum over k in from..to of a[r][k] * b[k][..2 LANES]`, init being zero or
+/// `c[r][..] * rescale[r]`.
+///
+/// # Safety
+/// `a` covers `R` rows and `from..to`, `b` rows `from..to`, `c` `R` rows of two vectors, `rescale` `R` floats.
+#[inline(always)]
+pub(crate) unsafe fn tile<S: Simd, const R: usize>(
+    s: S,
+    a: Broadcast,
+    b: (*const f32, usize),
+    (from, to): (usize, usize),
+    c: (*mut f32, usize),
+    rescale: Option<*const f32>,
+) {
+    let mut acc = [[s.splat(0.0); 2]; R];
+    // SAFETY: indices as promised by the caller.
+    unsafe {
+        if let Some(alpha) = rescale {
+            for (r, acc) in acc.iter_mut().enumerate() {
+                let f = s.splat(*alpha.add(r));
+                let p = c.0.add(r * c.1);
+                *acc = [s.mul(f, s.load(p)), s.mul(f, s.load(p.add(S::LANES)))];
+            }
+        }
+        for k in from..to {
+            let p = b.0.add(k * b.1);
+            let (b0, b1) = (s.load(p), s.load(p.add(S::LANES)));
+            for (r, acc) in acc.iter_mut().enumerate() {
+                let x = s.splat(*a.ptr.add(r * a.row + k * a.col));
+                acc[0] = s.fma(x, b0, acc[0]);
+                acc[1] = s.fma(x, b1, acc[1]);
+            }
+        }
+        for (r, acc) in acc.iter().enumerate() {
+            let p = c.0.add(r * c.1);
+            s.store(p, acc[0]);
+            s.store(p.add(S::LANES), acc[1]);
+        }
+    }
+}
+
+/// Scores of a tile of `rows` queries against a page: `c[r][PAGE]` from the panel `q[d][rows]` and `kt[d][PAGE]`.
+///
+/// # Safety
+/// `rows` is a result of [`tile_rows`]; the arrays have the sizes named.
+#[inline(always)]
+pub(crate) unsafe fn scores<S: Simd>(s: S, rows: usize, q: *const f32, kt: *const f32, d: usize, c: *mut f32) {
+    macro_rules! size {
+        ($r:literal) => {{
+            let a = Broadcast { ptr: q, row: 1, col: $r };
+            for key in (0..PAGE).step_by(2 * S::LANES) {
+                // SAFETY: the caller's.
+                unsafe { tile::<S, $r>(s, a, (kt.add(key), PAGE), (0, d), (c.add(key), PAGE), None) };
+            }
+        }};
+    }
+    match rows {
+        12 if S::TILE_ROWS >= 12 => size!(12),
+        8 if S::TILE_ROWS >= 8 => size!(8),
+        6 if S::TILE_ROWS >= 6 => size!(6),
+        4 => size!(4),
+        3 => size!(3),
+        2 => size!(2),
+        _ => size!(1),
+    }
+}
+
+/// `o[r][..stride] = o[r] * alpha[r] + sum over keys in range of p[r][key] * v[key]` for a tile of `rows` rows.
+///
+/// # Safety
+/// `rows` is a result of [`tile_rows`]; `p` is `[rows][PAGE]`, `v` `[PAGE][stride]`, `o` `[rows][stride]`, `alpha`
+/// `[rows]`; `stride` is a result of [`padded`].
+#[inline(always)]
+pub(crate) unsafe fn weighted_values<S: Simd>(
+    s: S,
+    rows: usize,
+    p: *const f32,
+    v: *const f32,
+    range: (usize, usize),
+    o: *mut f32,
+    stride: usize,
+    alpha: *const f32,
+) {
+    macro_rules! size {
+        ($r:literal) => {{
+            let a = Broadcast { ptr: p, row: PAGE, col: 1 };
+            for e in (0..stride).step_by(2 * S::LANES) {
+                // SAFETY: the caller's.
+                unsafe { tile::<S, $r>(s, a, (v.add(e), stride), range, (o.add(e), stride), Some(alpha)) };
+            }
+        }};
+    }
+    match rows {
+        12 if S::TILE_ROWS >= 12 => size!(12),
+        8 if S::TILE_ROWS >= 8 => size!(8),
+        6 if S::TILE_ROWS >= 6 => size!(6),
+        4 => size!(4),
+        3 => size!(3),
+        2 => size!(2),
+        _ => size!(1),
+    }
+}
