@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use clap::{ArgAction, CommandFactory, Parser, Subcommand};
 
-use crate::commands::{completions, devices, pull};
+use crate::commands::{completions, devices, inspect, pull};
 use crate::output::{self, Verbosity};
 use crate::settings::Settings;
 use crate::{failure, progress};
@@ -53,6 +53,8 @@ struct Cli {
 enum Command {
     /// Download a model into the cache and print its path
     Pull(pull::Args),
+    /// Show what a model's file holds: metadata, tensors, formats
+    Inspect(inspect::Args),
     /// Show the processor, its features, caches and memory
     Devices(devices::Args),
     /// Print a completion script for a shell
@@ -62,6 +64,7 @@ enum Command {
 fn dispatch(command: Command, context: &Context) -> anyhow::Result<()> {
     match command {
         Command::Pull(args) => pull::run(args, context),
+        Command::Inspect(args) => inspect::run(args, context),
         Command::Devices(args) => devices::run(args, context),
         Command::Completions(args) => completions::run(args, context),
     }

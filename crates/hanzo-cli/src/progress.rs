@@ -39,8 +39,8 @@ enum Shown {
         bar: ProgressBar,
         visible: bool,
     },
-    /// Plain lines, the last one at this time.
-    Lines(Option<Instant>),
+    /// Plain lines, the last one at this time and amount.
+    Lines(Option<(Instant, u64)>),
 }
 
 impl Progress {
@@ -75,7 +75,12 @@ impl Progress {
         let Ok(mut shown) = self.shown.lock() else { return };
         match std::mem::replace(&mut *shown, Shown::Nothing) {
             Shown::Bar { bar, .. } => bar.finish_and_clear(),
-            Shown::Lines(Some(_)) => self.line(self.done.load(Ordering::Relaxed)),
+            Shown::Lines(Some((_, last))) => {
+                let done = self.done.load(Ordering::Relaxed);
+                if done != last {
+                    self.line(done);
+                }
+            }
             Shown::Lines(None) | Shown::Nothing => {}
         }
     }
@@ -99,8 +104,8 @@ impl Progress {
                 bar.set_position(done);
             }
             Shown::Lines(last) => {
-                if last.is_none_or(|t| t.elapsed() >= LINE_EVERY) {
-                    *last = Some(Instant::now());
+                if last.is_none_or(|(at, _)| at.elapsed() >= LINE_EVERY) {
+                    *last = Some((Instant::now(), done));
                     self.line(done);
                 }
             }

@@ -2,6 +2,7 @@
 
 pub mod completions;
 pub mod devices;
+pub mod inspect;
 pub mod pull;
 
 use std::path::PathBuf;
