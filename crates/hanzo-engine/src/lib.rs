@@ -1,2 +1,5 @@
 //! The engine: an architecture becomes a Plan, a prompt becomes tokens, tokens become text.
 #![deny(missing_docs)]
+
+pub mod sample;
+pub mod tokenizer;
