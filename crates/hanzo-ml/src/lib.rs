@@ -10,6 +10,7 @@ pub mod batch;
 pub mod cache;
 pub mod error;
 pub mod levers;
+pub mod oracle;
 pub mod plan;
 pub mod settings;
 

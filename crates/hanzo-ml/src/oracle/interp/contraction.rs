@@ -1,0 +1,105 @@
+//! Contractions: rows of activations times rows of weights, with activations as they are or quantized to int8 first.
+
+use super::super::array::Array;
+use super::super::num::{Num, TINY, U};
+use super::super::weights::Matrix;
+use super::Interpreter;
+use crate::backend::Precision;
+use crate::plan::{DType, Member, ValueId, WeightId};
+
+/// Elements that share an activation scale.
+pub const ACTIVATION_BLOCK: usize = 32;
+
+/// Roundings a contraction may spend on a term besides adding it up: the scale of a superblock times that of a group,
+/// times the activation's scale, times the integer sum, the same for the minimum, the weight's own rounding in f32.
+const PER_TERM: f64 = 12.0;
+
+/// The int8 rule, exact in f32. Per 32: `d = max|x| / 127`, `inv = 127 / max|x|`, `code = round_ties_even(x inv)` within
+/// ±127; no finite `inv` (a zero or tiny block) gives zeros. The value that counts is `code d`.
+///
+/// An activation that is known only to `e` may fall to a neighbouring code: the result is then known to `e + d`.
+pub fn quantize_row(x: &[Num]) -> Vec<Num> {
+    x.chunks(ACTIVATION_BLOCK).flat_map(quantize_block).collect()
+}
+
+fn quantize_block(x: &[Num]) -> Vec<Num> {
+    let top = x.iter().fold(0.0f32, |m, x| m.max((x.v as f32).abs()));
+    let (d, inv) = (top / 127.0, 127.0 / top);
+    let uncertain = x.iter().any(|x| x.e > 0.0);
+    let e_top = x.iter().fold(0.0, |m: f64, x| m.max(x.e));
+    x.iter()
+        .map(|x| {
+            let code = if inv.is_finite() { (x.v as f32 * inv).round_ties_even().clamp(-127.0, 127.0) } else { 0.0 };
+            let e = if uncertain { x.e + f64::from(d) + e_top / 127.0 } else { 0.0 };
+            Num { v: f64::from(code) * f64::from(d), e }
+        })
+        .collect()
+}
+
+/// Each row quantized.
+pub(super) fn quantize(x: &Array) -> Array {
+    Array::map_rows(x, x.cols, |_, row| quantize_row(row))
+}
+
+/// `sum_i x_i w_i`, whatever the order and grouping of the f32 additions.
+///
+/// With `|s c| + |m|` for the amplitude of a weight, the bound is
+/// `sum |w| e_x + (n + PER_TERM) u sum amplitude |x|`: a product passes at most n - 1 additions. An int8 kernel sums
+/// groups of at least 16 exactly in integers, two sums (codes, and activations for the minimum) a group: n = k / 8.
+fn dot(x: &[Num], w: &[f64], amplitude: Option<&[f64]>, integers: bool) -> Num {
+    let additions = if integers { (x.len() / 8) as f64 } else { x.len() as f64 };
+    let (mut v, mut e, mut size) = (0.0, 0.0, 0.0);
+    for (i, (x, w)) in x.iter().zip(w).enumerate() {
+        v += x.v * w;
+        e += x.e * w.abs();
+        size += x.magnitude() * amplitude.map_or(w.abs(), |a| a[i]);
+    }
+    Num { v, e: e + (additions + PER_TERM) * U * size + additions * TINY }
+}
+
+/// One row of activations times every row of an expert's matrix, plus its bias.
+fn times(x: &[Num], w: &Matrix, expert: usize, bias: Option<&[Num]>, integers: bool) -> Vec<Num> {
+    (0..w.rows)
+        .map(|r| {
+            let y = dot(x, w.row(expert, r), w.amplitude(expert, r), integers);
+            bias.map_or(y, |b| y + b[expert * w.rows + r])
+        })
+        .collect()
+}
+
+impl Interpreter<'_> {
+    /// The activations a matrix of this weight meets, and whether they are integers.
+    fn activations(&self, x: ValueId, w: WeightId) -> (Array, bool) {
+        let quantized = self.plan.val(x).dtype == DType::Q8;
+        let block = self.weights.get(w).format.is_block();
+        match self.precision {
+            Precision::Int8 if block && !quantized => (quantize(self.value(x)), true),
+            _ => (self.value(x).clone(), quantized),
+        }
+    }
+
+    /// `x w^T + bias`.
+    pub(super) fn linear(&mut self, x: ValueId, m: &Member) {
+        let (x, integers) = self.activations(x, m.w);
+        let w = self.weights.get(m.w);
+        let bias = self.opt_vector(m.bias);
+        let y = Array::map_rows(&x, w.rows, |_, row| times(row, w, 0, bias.as_deref(), integers));
+        self.set(m.out, y);
+    }
+
+    /// For each slot of each token, the linear of the expert it was routed to; `x` has one row a token or one a slot.
+    pub(super) fn moe_linear(&mut self, x: ValueId, ids: ValueId, m: &Member) {
+        let (x, integers) = self.activations(x, m.w);
+        let w = self.weights.get(m.w);
+        let bias = self.opt_vector(m.bias);
+        let ids = self.value(ids);
+        let per_token = ids.cols;
+        let rows_per_token = x.rows() / ids.rows().max(1);
+        let mut data = Vec::with_capacity(ids.data.len() * w.rows);
+        for (slot, id) in ids.data.iter().enumerate() {
+            let row = if rows_per_token == per_token { slot } else { slot / per_token };
+            data.extend(times(x.row(row), w, id.v as usize, bias.as_deref(), integers));
+        }
+        self.set(m.out, Array { cols: self.plan.val(m.out).cols, data });
+    }
+}
