@@ -1,2 +1,5 @@
 //! The CPU backend.
+pub mod contract;
+pub(crate) mod formats;
+pub mod isa;
 pub mod ops;

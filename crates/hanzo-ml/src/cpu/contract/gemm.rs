@@ -1,0 +1,328 @@
+//! GEMM with int8 activations: tiles of `NR` weight rows unpacked once into the dot product's own order, then used by all
+//! tokens of the job.
+//!
+//! `out[token][row] = sum over groups of d * (s * sum(code * a) - m * sum(a))`. For a slice of k that keeps the packed
+//! activations in L2: pack the activations of all tokens; for each tile of rows, unpack codes, scales and minima to L1;
+//! for each block of `M` tokens, keep `M` integer and `M` float accumulators in registers, one row a lane. A group of 32
+//! costs 8 steps (four products a lane each), one conversion, one multiply and one fused multiply-add per token.
+//!
+//! The float accumulators pass from one slice of k to the next through the output, exactly. The order of the sum is that
+//! of the groups, whatever the number of tokens, rows or slices: results are bit-equal for any batching. Oracles:
+//! `qgemm_numeric`, `moe_qmmq_numeric`.
+
+use super::{Input, Job};
+use crate::cpu::formats::{CpuFormat, Shape};
+use crate::cpu::isa::Isa;
+
+/// Tokens of a short block.
+pub(super) const SHORT: usize = 4;
+/// Packed activation bytes of one slice of k: about half of a small L2.
+const SLICE_BYTES: usize = 384 << 10;
+/// Largest slice of k: its weight tile stays in L1.
+const SLICE_MAX: usize = 1024;
+/// Slices are whole blocks of every format.
+const SLICE_UNIT: usize = 256;
+
+/// A tile of weights: `NR` rows by a slice of k.
+struct Tile<I: Isa> {
+    /// `[k / 4][NR][4]`.
+    codes: *mut I::Packed,
+    /// `[groups][NR]`.
+    scales: *mut f32,
+    /// `[groups][NR]`.
+    minima: *mut f32,
+}
+
+/// A block of `m` tokens by a slice of k.
+struct Block<I: Isa> {
+    /// `[k / 4][m][4]`.
+    codes: *mut I::Packed,
+    /// `[k / 32][m]`.
+    d: *mut f32,
+    /// `[groups][m]`: d times the sum of codes.
+    dsums: *mut f32,
+    /// `[k / 32][m][2]`.
+    sums: *mut i16,
+}
+
+/// What a microkernel reads and writes: a tile, a block, and their `[m][NR]` accumulators.
+pub(super) struct Operands<I: Isa> {
+    tile: Tile<I>,
+    block: Block<I>,
+    /// Elements of the slice of k.
+    k: usize,
+    /// The codes' offset.
+    offset: i16,
+    acc: *mut f32,
+}
+
+/// A microkernel: adds the product of a tile and a block to the accumulators.
+pub(super) type Micro<I> = unsafe fn(&Operands<I>);
+
+/// The microkernels of a format: full blocks of `MR` tokens, short ones of [`SHORT`].
+pub(super) struct Micros<I: Isa> {
+    pub full: Micro<I>,
+    pub short: Micro<I>,
+}
+
+/// Where everything lies in scratch.
+struct Plan {
+    /// Elements of a full slice of k.
+    slice: usize,
+    /// Tokens in full blocks, then tokens (padded) in short ones.
+    full: usize,
+    padded: usize,
+    /// Bytes of packed activations per padded token.
+    per_token: usize,
+    /// Byte offsets of: tile codes, scales, minima, unpacked codes, accumulators; and the total.
+    tile: usize,
+    scales: usize,
+    minima: usize,
+    unpacked: usize,
+    acc: usize,
+    bytes: usize,
+}
+
+impl Plan {
+    fn new<I: Isa>(k: usize, tokens: usize) -> Plan {
+        let code = size_of::<I::Packed>();
+        let tail = tokens % I::MR;
+        // A tail above two short blocks is cheaper as a full one with padding.
+        let full = tokens - tail + if tail > 2 * SHORT { I::MR } else { 0 };
+        let padded = full + tokens.saturating_sub(full).next_multiple_of(SHORT);
+        let fitting = SLICE_BYTES / (padded.max(1) * code) / SLICE_UNIT * SLICE_UNIT;
+        let slice = fitting.clamp(SLICE_UNIT, SLICE_MAX).min(k);
+        // Per 32 elements: codes, d, sums, and d times sums of two groups.
+        let per_token = slice * code + slice / 32 * (4 + 4 + 8);
+        let align = |bytes: usize| bytes.next_multiple_of(64);
+        let tile = align(padded * per_token);
+        let scales = tile + align(slice * I::NR * code);
+        let minima = scales + align(slice / 16 * I::NR * 4);
+        let unpacked = minima + align(slice / 16 * I::NR * 4);
+        let acc = unpacked + align(SLICE_UNIT * I::NR);
+        let bytes = acc + align(I::MR.max(SHORT) * I::NR * 4);
+        Plan { slice, full, padded, per_token, tile, scales, minima, unpacked, acc, bytes }
+    }
+
+    /// The block that starts at (padded) token `first`, and its number of tokens.
+    unsafe fn block<I: Isa>(&self, memory: *mut u8, first: usize) -> (Block<I>, usize) {
+        let m = if first < self.full { I::MR } else { SHORT };
+        unsafe {
+            let codes = memory.add(first * self.per_token);
+            let d = codes.add(m * self.slice * size_of::<I::Packed>());
+            let sums = d.add(m * self.slice / 32 * 4);
+            let dsums = sums.add(m * self.slice / 32 * 4);
+            (Block { codes: codes.cast(), d: d.cast(), dsums: dsums.cast(), sums: sums.cast() }, m)
+        }
+    }
+}
+
+/// Bytes of scratch for rows of `k` elements and `tokens` tokens.
+pub(super) fn scratch_bytes<I: Isa>(k: usize, tokens: usize) -> usize {
+    Plan::new::<I>(k, tokens).bytes
+}
+
+/// The body of the GEMM kernel of a format.
+#[inline(always)]
+pub(super) unsafe fn run<I: Isa, F: CpuFormat>(job: &mut Job<'_>, micros: &Micros<I>) {
+    let tokens = job.tokens.len();
+    if tokens == 0 || job.rows.is_empty() {
+        return;
+    }
+    let plan = Plan::new::<I>(job.w.k, tokens);
+    let memory = job.scratch.reserve(plan.bytes);
+    let mut from = 0;
+    while from < job.w.k {
+        let k = plan.slice.min(job.w.k - from);
+        // SAFETY: all memory below lies in the plan's bytes, the rows and tokens are the job's.
+        unsafe {
+            pack_activations::<I, F>(job, &plan, memory, from, k);
+            let mut row = job.rows.start;
+            while row < job.rows.end {
+                let tile = Tile::<I> {
+                    codes: memory.add(plan.tile).cast(),
+                    scales: memory.add(plan.scales).cast(),
+                    minima: memory.add(plan.minima).cast(),
+                };
+                unpack_tile::<I, F>(job, row, from, k, &tile, memory.add(plan.unpacked));
+                contract_tile::<I, F>(job, micros, &plan, memory, (row, from, k), tile);
+                row += I::NR;
+            }
+        }
+        from += k;
+    }
+}
+
+/// Packs elements `from..from + k` of all tokens; padding tokens are zeros.
+#[inline(always)]
+unsafe fn pack_activations<I: Isa, F: CpuFormat>(job: &Job<'_>, plan: &Plan, memory: *mut u8, from: usize, k: usize) {
+    let Input::Int8(acts) = job.input else {
+        debug_assert!(false, "an int8 kernel was given f32 activations");
+        return;
+    };
+    let tokens = job.tokens.len();
+    let mut first = 0;
+    while first < plan.padded {
+        unsafe {
+            let (block, m) = plan.block::<I>(memory, first);
+            for t in 0..m {
+                // A padding token repeats the last one: finite work, never written.
+                let row = acts.row(job.tokens.rows((first + t).min(tokens - 1)).0);
+                for group in 0..k / 32 {
+                    let at = from / 32 + group;
+                    I::pack_acts(row.codes.add(32 * at), block.codes.add((group * 8 * m + t) * 4), 4 * m);
+                    block.d.add(group * m + t).write(*row.d.add(at));
+                    if I::PACKED_OFFSET {
+                        let sums = row.sums.add(2 * at).cast::<[i16; 2]>().read_unaligned();
+                        block.sums.cast::<[i16; 2]>().add(group * m + t).write(sums);
+                    }
+                    if F::HAS_MIN && F::GROUP == 32 {
+                        block.dsums.add(group * m + t).write(*row.dsums.add(at));
+                    } else if F::HAS_MIN {
+                        block.dsums.add(2 * group * m + t).write(*row.dsums16.add(2 * at));
+                        block.dsums.add((2 * group + 1) * m + t).write(*row.dsums16.add(2 * at + 1));
+                    }
+                }
+            }
+            first += m;
+        }
+    }
+}
+
+/// Unpacks elements `from..from + k` of the `NR` rows at `row` (beyond the last, the last again).
+#[inline(always)]
+unsafe fn unpack_tile<I: Isa, F: CpuFormat>(
+    job: &Job<'_>,
+    row: usize,
+    from: usize,
+    k: usize,
+    tile: &Tile<I>,
+    unpacked: *mut u8,
+) {
+    let groups = F::CHUNKS * F::HALVES;
+    for b in 0..k / F::FORMAT.block_len() {
+        for r in 0..I::NR {
+            unsafe {
+                let block = job.row(row + r).add((from / F::FORMAT.block_len() + b) * F::BYTES);
+                I::prefetch(block.wrapping_add(2 * F::BYTES));
+                let (mut s, mut m) = ([0f32; 16], [0f32; 16]);
+                F::scales::<I>(block, &mut s, &mut m);
+                for g in 0..groups {
+                    tile.scales.add((b * groups + g) * I::NR + r).write(s[g]);
+                    if F::HAS_MIN {
+                        tile.minima.add((b * groups + g) * I::NR + r).write(m[g]);
+                    }
+                }
+                for chunk in 0..F::CHUNKS {
+                    I::store(unpacked.add((chunk * I::NR + r) * 32), F::codes::<I>(block, chunk));
+                }
+            }
+        }
+        for chunk in 0..F::CHUNKS {
+            unsafe {
+                let to = tile.codes.add((b * F::CHUNKS + chunk) * 32 * I::NR);
+                I::pack_weights(unpacked.add(chunk * 32 * I::NR), F::SIGNED, F::OFFSET, to);
+            }
+        }
+    }
+}
+
+/// Adds a tile's products with every block of tokens to the output.
+#[inline(always)]
+unsafe fn contract_tile<I: Isa, F: CpuFormat>(
+    job: &Job<'_>,
+    micros: &Micros<I>,
+    plan: &Plan,
+    memory: *mut u8,
+    (row, from, k): (usize, usize, usize),
+    tile: Tile<I>,
+) {
+    let tokens = job.tokens.len();
+    let rows = I::NR.min(job.rows.end - row);
+    let last = from + k == job.w.k;
+    let acc = unsafe { memory.add(plan.acc).cast::<f32>() };
+    let offset = if F::SIGNED { 128 } else { i16::from(F::OFFSET) };
+    let mut operands = unsafe { Operands { tile, block: plan.block::<I>(memory, 0).0, k, offset, acc } };
+    let mut first = 0;
+    while first < plan.padded {
+        unsafe {
+            let (block, m) = plan.block::<I>(memory, first);
+            operands.block = block;
+            let written = m.min(tokens - first);
+            if from == 0 {
+                acc.write_bytes(0, m * I::NR);
+            } else {
+                for t in 0..written {
+                    let out = job.out.add(job.tokens.rows(first + t).1 * job.out_stride + row);
+                    acc.add(t * I::NR).copy_from_nonoverlapping(out, rows);
+                }
+            }
+            if m == I::MR {
+                (micros.full)(&operands)
+            } else {
+                (micros.short)(&operands)
+            }
+            for t in 0..written {
+                let out = job.out.add(job.tokens.rows(first + t).1 * job.out_stride + row);
+                out.copy_from_nonoverlapping(acc.add(t * I::NR), rows);
+                if let (true, Some(bias)) = (last, job.bias) {
+                    for r in 0..rows {
+                        *out.add(r) += *bias.add(row + r);
+                    }
+                }
+            }
+            first += m;
+        }
+    }
+}
+
+/// The body of the microkernel of `M` tokens for formats of `GROUP` elements a scale.
+#[inline(always)]
+pub(super) unsafe fn micro<I: Isa, const GROUP: usize, const MIN: bool, const OFFSET: bool, const M: usize>(
+    o: &Operands<I>,
+) {
+    let halves = 32 / GROUP;
+    unsafe {
+        let mut acc = [I::w_zero(); M];
+        for t in 0..M {
+            acc[t] = I::w_load(o.acc.add(t * I::NR));
+        }
+        let mut w = o.tile.codes.cast_const();
+        let mut a = o.block.codes.cast_const();
+        for group in 0..o.k / 32 {
+            for half in 0..halves {
+                let mut sum = [I::wi_zero(); M];
+                if OFFSET && I::PACKED_OFFSET {
+                    // Take the offset off the sums of this half, or of both.
+                    let lo = if GROUP == 32 || half == 0 { -o.offset } else { 0 };
+                    let hi = if GROUP == 32 || half == 1 { -o.offset } else { 0 };
+                    for t in 0..M {
+                        sum[t] = I::wi_start(o.block.sums.add(2 * (group * M + t)), lo, hi);
+                    }
+                }
+                for _ in 0..GROUP / 4 {
+                    for t in 0..M {
+                        sum[t] = I::wi_step(sum[t], w, a.add(4 * t));
+                    }
+                    w = w.add(4 * I::NR);
+                    a = a.add(4 * M);
+                }
+                let at = group * halves + half;
+                let s = I::w_load(o.tile.scales.add(at * I::NR));
+                for t in 0..M {
+                    let s = I::w_mul(s, I::w_splat(*o.block.d.add(group * M + t)));
+                    acc[t] = I::w_fma(I::w_from_wi(sum[t]), s, acc[t]);
+                }
+                if MIN {
+                    let m = I::w_load(o.tile.minima.add(at * I::NR));
+                    for t in 0..M {
+                        acc[t] = I::w_fnma(m, I::w_splat(*o.block.dsums.add(at * M + t)), acc[t]);
+                    }
+                }
+            }
+        }
+        for t in 0..M {
+            I::w_store(o.acc.add(t * I::NR), acc[t]);
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! IQ3_XXS: 256 elements in 98 bytes: f16 d, 64 grid indices, then per chunk a word of four 7-bit sign indices and a
+//! 4-bit scale. `value = d * (2 scale + 1) / 4 * sign * grid`; the product of d and the scale is exact.
+
+use hanzo_gguf::Format;
+use hanzo_gguf::formats::tables::IQ3_XXS_GRID;
+
+use super::{Codes, CpuFormat, Scales, half_at, signs7};
+use crate::cpu::isa::{Isa, read};
+
+/// Signed grid codes, eight scales.
+#[allow(non_camel_case_types)]
+pub(crate) struct IQ3_XXS;
+
+impl CpuFormat for IQ3_XXS {
+    const FORMAT: Format = Format::IQ3_XXS;
+    const GROUP: usize = 32;
+    const CODES: Codes = Codes::Signed;
+
+    #[inline(always)]
+    unsafe fn scales<I: Isa>(block: *const u8, s: &mut Scales, _: &mut Scales) {
+        unsafe {
+            let d = half_at::<I>(block) * 0.25;
+            for c in 0..8 {
+                s[c] = d * (2 * (read::<u32>(block.add(66 + 4 * c)) >> 28) + 1) as f32;
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn codes<I: Isa>(block: *const u8, chunk: usize) -> I::B {
+        unsafe {
+            let index: [u8; 8] = read(block.add(2 + 8 * chunk));
+            let row = |i: usize| IQ3_XXS_GRID[usize::from(index[i])];
+            let grid = I::from8([row(0), row(1), row(2), row(3), row(4), row(5), row(6), row(7)]);
+            I::signed(I::negate_at(grid, signs7(read(block.add(66 + 4 * chunk)))))
+        }
+    }
+}

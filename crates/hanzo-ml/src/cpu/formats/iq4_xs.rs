@@ -1,0 +1,39 @@
+//! IQ4_XS: 256 elements in 136 bytes: f16 d, 16 bits and 4 bytes of scales, 128 bytes of nibbles that index 16 values.
+//!
+//! Group i has the low nibble i of the four bytes and bit pair i of the word; `value = d * (scale - 32) * table[q]`.
+
+use hanzo_gguf::Format;
+use hanzo_gguf::formats::tables::KVALUES_IQ4_NL;
+
+use super::{Codes, CpuFormat, Scales, half_at, minus_32, nibble_bytes, scale_i8};
+use crate::cpu::isa::{Isa, read};
+
+/// Codes by table, eight signed scales.
+#[allow(non_camel_case_types)]
+pub(crate) struct IQ4_XS;
+
+impl CpuFormat for IQ4_XS {
+    const FORMAT: Format = Format::IQ4_XS;
+    const GROUP: usize = 32;
+    const CODES: Codes = Codes::Signed;
+
+    #[inline(always)]
+    unsafe fn scales<I: Isa>(block: *const u8, s: &mut Scales, _: &mut Scales) {
+        unsafe {
+            // The eight bit pairs, one a byte, in bits 4 and 5.
+            let x = u64::from(read::<u16>(block.add(2)));
+            let x = (x | x << 24) & 0x0000_00ff_0000_00ff;
+            let x = (x | x << 12) & 0x000f_000f_000f_000f;
+            let high = (x | x << 6) & 0x0303_0303_0303_0303;
+            let scales = nibble_bytes(read(block.add(4))) | high << 4;
+            scale_i8::<I>(half_at::<I>(block), minus_32(scales), s.as_mut_ptr());
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn codes<I: Isa>(block: *const u8, chunk: usize) -> I::B {
+        unsafe {
+            I::lookup_signed(&KVALUES_IQ4_NL, I::nibbles(block.add(8 + 16 * chunk)))
+        }
+    }
+}

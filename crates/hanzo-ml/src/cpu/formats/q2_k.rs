@@ -1,0 +1,45 @@
+//! Q2_K: 256 elements in 84 bytes: 16 bytes of scale and minimum nibbles, 64 bytes of 2-bit codes, f16 d and dmin.
+//!
+//! Chunk c has field c % 4 of the 32 bytes c / 4; `value = d * scale * q - dmin * minimum` per group of 16.
+
+use hanzo_gguf::Format;
+
+use super::{Codes, CpuFormat, Scales, half_at, scale_u8};
+use crate::cpu::isa::{Isa, read};
+
+/// Sixteen groups of 16 with minima.
+#[allow(non_camel_case_types)]
+pub(crate) struct Q2_K;
+
+impl CpuFormat for Q2_K {
+    const FORMAT: Format = Format::Q2_K;
+    const GROUP: usize = 16;
+    const HAS_MIN: bool = true;
+    const CODES: Codes = Codes::Unsigned { offset: 0 };
+
+    #[inline(always)]
+    unsafe fn scales<I: Isa>(block: *const u8, s: &mut Scales, m: &mut Scales) {
+        unsafe {
+            let d = half_at::<I>(block.add(80));
+            let dmin = half_at::<I>(block.add(82));
+            for half in 0..2 {
+                let packed: u64 = read(block.add(8 * half));
+                scale_u8::<I>(d, packed & 0x0f0f_0f0f_0f0f_0f0f, s[8 * half..].as_mut_ptr());
+                scale_u8::<I>(dmin, packed >> 4 & 0x0f0f_0f0f_0f0f_0f0f, m[8 * half..].as_mut_ptr());
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn codes<I: Isa>(block: *const u8, chunk: usize) -> I::B {
+        unsafe {
+            let q = I::load(block.add(16 + 32 * (chunk / 4)));
+            match chunk % 4 {
+                0 => I::field::<0, 3>(q),
+                1 => I::field::<2, 3>(q),
+                2 => I::field::<4, 3>(q),
+                _ => I::field::<6, 3>(q),
+            }
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! Q3_K: 256 elements in 110 bytes: 32 bytes of high bits, 64 of 2-bit codes, 12 of 6-bit scales, f16 d.
+//!
+//! Chunk c has field c % 4 of the 32 code bytes c / 4 and bit c of the high bytes; `value = d * (scale - 32) * (q - 4)`.
+
+use hanzo_gguf::Format;
+
+use super::{Codes, CpuFormat, Scales, half_at, minus_32, scale_i8};
+use crate::cpu::isa::{Isa, read};
+
+/// Offset 4, sixteen signed scales.
+#[allow(non_camel_case_types)]
+pub(crate) struct Q3_K;
+
+impl CpuFormat for Q3_K {
+    const FORMAT: Format = Format::Q3_K;
+    const GROUP: usize = 16;
+    const CODES: Codes = Codes::Unsigned { offset: 4 };
+
+    #[inline(always)]
+    unsafe fn scales<I: Isa>(block: *const u8, s: &mut Scales, _: &mut Scales) {
+        unsafe {
+            let d = half_at::<I>(block.add(108));
+            // Low nibbles: byte i has scale i and scale 8 + i. High pairs: byte i has those of scales i, 4 + i, 8 + i, 12 + i.
+            let low: u64 = read(block.add(96));
+            let high = u64::from(read::<u32>(block.add(104)));
+            let first = low & 0x0f0f_0f0f_0f0f_0f0f | (high & 0x0303_0303) << 4 | (high & 0x0c0c_0c0c) << 34;
+            let last = low >> 4 & 0x0f0f_0f0f_0f0f_0f0f | (high & 0x3030_3030) | (high & 0xc0c0_c0c0) << 30;
+            scale_i8::<I>(d, minus_32(first), s.as_mut_ptr());
+            scale_i8::<I>(d, minus_32(last), s[8..].as_mut_ptr());
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn codes<I: Isa>(block: *const u8, chunk: usize) -> I::B {
+        unsafe {
+            let q = I::load(block.add(32 + 32 * (chunk / 4)));
+            let low = match chunk % 4 {
+                0 => I::field::<0, 3>(q),
+                1 => I::field::<2, 3>(q),
+                2 => I::field::<4, 3>(q),
+                _ => I::field::<6, 3>(q),
+            };
+            let h = I::load(block);
+            let high = match chunk {
+                0 => I::raise::<2, 1>(h),
+                1 => I::raise::<1, 2>(h),
+                2 => I::field::<0, 4>(h),
+                3 => I::field::<1, 4>(h),
+                4 => I::field::<2, 4>(h),
+                5 => I::field::<3, 4>(h),
+                6 => I::field::<4, 4>(h),
+                _ => I::field::<5, 4>(h),
+            };
+            I::or(low, high)
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! TQ2_0: 256 elements in 66 bytes: 64 bytes of 2-bit codes, f16 d. `value = d * (q - 1)`.
+//!
+//! Chunk c has field c % 4 of the 32 bytes c / 4.
+
+use hanzo_gguf::Format;
+
+use super::{Codes, CpuFormat, Scales, half_at};
+use crate::cpu::isa::{Isa};
+
+/// Offset 1, one scale for eight chunks.
+#[allow(non_camel_case_types)]
+pub(crate) struct TQ2_0;
+
+impl CpuFormat for TQ2_0 {
+    const FORMAT: Format = Format::TQ2_0;
+    const GROUP: usize = 32;
+    const CODES: Codes = Codes::Unsigned { offset: 1 };
+
+    #[inline(always)]
+    unsafe fn scales<I: Isa>(block: *const u8, s: &mut Scales, _: &mut Scales) {
+        unsafe {
+            let d = half_at::<I>(block.add(64));
+            s[..8].fill(d);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn codes<I: Isa>(block: *const u8, chunk: usize) -> I::B {
+        unsafe {
+            let q = I::load(block.add(32 * (chunk / 4)));
+            match chunk % 4 {
+                0 => I::field::<0, 3>(q),
+                1 => I::field::<2, 3>(q),
+                2 => I::field::<4, 3>(q),
+                _ => I::field::<6, 3>(q),
+            }
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! The instruction sets that CPU kernels are written against: one trait, three implementations, chosen once as a value.
+//!
+//! A kernel is a generic `#[inline(always)]` body over [`Isa`]; a small `#[target_feature]` function per instruction set
+//! (see `contract::entries`) gives the body its features, so that every operation below becomes one or two
+//! instructions in place. Nothing here knows of formats, tensors or threads, and nothing is global: an [`IsaLevel`] is
+//! detected once by whoever builds the backend and passed on.
+//!
+//! The vocabulary: `B` is 32 bytes (the codes of 32 elements), `F` eight f32, `N` eight i32 (the partial dot products of
+//! 32 bytes, four bytes a lane), `W` and `WI` the `NR` f32 or i32 lanes of a GEMM tile, one weight row a lane.
+#![allow(
+    clippy::needless_range_loop,
+    reason = "index loops of constant length over several arrays unroll; iterators hide it"
+)]
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod portable;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx512::Avx512;
+pub(crate) use portable::Portable;
+
+/// An instruction set that the CPU kernels exist for. Higher levels compare greater.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum IsaLevel {
+    /// Plain Rust: any CPU.
+    Portable,
+    /// x86-64 with AVX2, FMA and F16C.
+    Avx2,
+    /// x86-64 with AVX-512 F, BW, VL, DQ and VNNI.
+    Avx512,
+}
+
+impl IsaLevel {
+    /// All levels, lowest first.
+    pub const ALL: [IsaLevel; 3] = [IsaLevel::Portable, IsaLevel::Avx2, IsaLevel::Avx512];
+
+    /// The highest level that this CPU (and its operating system) supports.
+    pub fn detect() -> IsaLevel {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let avx2 = is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("fma")
+                && is_x86_feature_detected!("f16c")
+                && is_x86_feature_detected!("bmi2");
+            let avx512 = is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512vl")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512vnni");
+            if avx2 && avx512 {
+                return IsaLevel::Avx512;
+            }
+            if avx2 {
+                return IsaLevel::Avx2;
+            }
+        }
+        IsaLevel::Portable
+    }
+
+    /// The levels that this CPU supports, lowest first.
+    pub fn available() -> impl Iterator<Item = IsaLevel> {
+        let top = Self::detect();
+        Self::ALL.into_iter().filter(move |&level| level <= top)
+    }
+
+    /// The level's name, as settings and reports write it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            IsaLevel::Portable => "portable",
+            IsaLevel::Avx2 => "avx2",
+            IsaLevel::Avx512 => "avx512",
+        }
+    }
+
+    /// The level of a name, ASCII case ignored.
+    pub fn from_name(name: &str) -> Option<IsaLevel> {
+        Self::ALL.into_iter().find(|level| level.name().eq_ignore_ascii_case(name))
+    }
+}
+
+impl std::fmt::Display for IsaLevel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// The scale of one quantized activation group and the exact sums of its two halves.
+#[derive(Clone, Copy)]
+pub(crate) struct Quantized {
+    /// Value of one code step: amax / 127.
+    pub d: f32,
+    /// Sum of codes 0..16 and of codes 16..32.
+    pub sums: [i16; 2],
+}
+
+/// The operations that formats and contractions need, on one instruction set.
+///
+/// # Safety
+/// Every method may run only on a CPU with the instruction set's features, inside a function that enables them
+/// (otherwise the intrinsics are calls). Pointers are valid for the bytes that the method names; none needs alignment.
+#[allow(clippy::missing_safety_doc)]
+pub(crate) trait Isa: Copy + 'static {
+    /// 32 bytes.
+    type B: Copy;
+    /// Eight f32.
+    type F: Copy;
+    /// Eight i32.
+    type N: Copy;
+    /// What [`Isa::dot_unsigned`] and [`Isa::dot_signed`] take off a product for the codes' offset.
+    type Fix: Copy;
+    /// `NR` f32.
+    type W: Copy;
+    /// `NR` i32.
+    type WI: Copy;
+    /// One packed code of the GEMM, weights and activations: i8-sized or i16.
+    type Packed: Copy;
+
+    /// Weight rows in a GEMM tile.
+    const NR: usize;
+    /// Tokens in a full GEMM block.
+    const MR: usize;
+    /// Tokens that the f32 contraction takes at once, beside one.
+    const FT: usize;
+    /// True if packed GEMM weights keep their offset, which [`Isa::wi_start`] then takes off through the activation
+    /// sums; false if [`Isa::pack_weights`] takes it off.
+    const PACKED_OFFSET: bool;
+
+    // -- bytes -----------------------------------------------------------------------------------------------------
+    unsafe fn load(p: *const u8) -> Self::B;
+    unsafe fn store(p: *mut u8, x: Self::B);
+    /// 16 bytes, twice.
+    unsafe fn load_dup(p: *const u8) -> Self::B;
+    unsafe fn splat(x: u8) -> Self::B;
+    unsafe fn from4(x: [u64; 4]) -> Self::B;
+    unsafe fn from8(x: [u32; 8]) -> Self::B;
+    /// 16 bytes as 32 nibbles: the 16 low ones, then the 16 high ones.
+    unsafe fn nibbles(p: *const u8) -> Self::B;
+    /// 16 bytes as 32 nibbles: 8 low, 8 high of the first eight bytes, then the same of the others.
+    unsafe fn nibbles8(p: *const u8) -> Self::B;
+    /// 8 bytes as 32 two-bit fields, lowest first.
+    unsafe fn crumbs(p: *const u8) -> Self::B;
+    /// `(x >> SHIFT) & MASK` of each byte; `MASK` has at most `8 - SHIFT` bits.
+    unsafe fn field<const SHIFT: u32, const MASK: u8>(x: Self::B) -> Self::B;
+    /// `(x & MASK) << SHIFT` of each byte; `MASK << SHIFT` fits a byte.
+    unsafe fn raise<const SHIFT: u32, const MASK: u8>(x: Self::B) -> Self::B;
+    unsafe fn or(a: Self::B, b: Self::B) -> Self::B;
+    /// Wrapping sum.
+    unsafe fn add(a: Self::B, b: Self::B) -> Self::B;
+    /// The first 16 bytes of `a`, the last 16 of `b`.
+    unsafe fn halves(a: Self::B, b: Self::B) -> Self::B;
+    /// 1 where a byte is at least `v` (unsigned), else 0.
+    unsafe fn at_least(x: Self::B, v: u8) -> Self::B;
+    /// Adds `v` to the bytes whose bit is set.
+    unsafe fn add_at(x: Self::B, bits: u32, v: u8) -> Self::B;
+    /// Negates the bytes whose bit is set.
+    unsafe fn negate_at(x: Self::B, bits: u32) -> Self::B;
+    /// Signed codes in this instruction set's form (AVX-512: plus 128, since its dot product wants one unsigned side).
+    unsafe fn signed(x: Self::B) -> Self::B;
+    /// Signed codes by index 0..16, in the form of [`Isa::signed`].
+    unsafe fn lookup_signed(table: &[i8; 16], index: Self::B) -> Self::B;
+    /// Fetches the cache line of `p` soon; any address is allowed.
+    unsafe fn prefetch(p: *const u8);
+
+    // -- dot products ----------------------------------------------------------------------------------------------
+    /// The fix of unsigned codes without an offset.
+    unsafe fn fix_none() -> Self::Fix;
+    unsafe fn fix_unsigned(a: Self::B, offset: u8) -> Self::Fix;
+    unsafe fn fix_signed(a: Self::B) -> Self::Fix;
+    /// Sums of four `(code - offset) * a` a lane; codes 0..=127, `a` -127..=127. Exact.
+    unsafe fn dot_unsigned(codes: Self::B, a: Self::B, fix: Self::Fix) -> Self::N;
+    /// Sums of four `code * a` a lane; codes in the form of [`Isa::signed`], `a` -127..=127. Exact.
+    unsafe fn dot_signed(codes: Self::B, a: Self::B, fix: Self::Fix) -> Self::N;
+
+    // -- eight floats ----------------------------------------------------------------------------------------------
+    unsafe fn f_zero() -> Self::F;
+    unsafe fn f_splat(x: f32) -> Self::F;
+    /// Four lanes of `a`, then four of `b`.
+    unsafe fn f_splat2(a: &f32, b: &f32) -> Self::F;
+    unsafe fn f_load(p: *const f32) -> Self::F;
+    unsafe fn f_store(p: *mut f32, x: Self::F);
+    unsafe fn f_mul(a: Self::F, b: Self::F) -> Self::F;
+    /// `a * b + c`, fused where the instruction set fuses.
+    unsafe fn f_fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// Sum of the lanes, pairwise by halves.
+    unsafe fn f_sum(x: Self::F) -> f32;
+    unsafe fn f_from_n(x: Self::N) -> Self::F;
+    /// Eight unsigned bytes, exact.
+    unsafe fn f_from_u8(x: u64) -> Self::F;
+    /// Eight signed bytes, exact.
+    unsafe fn f_from_i8(x: u64) -> Self::F;
+    /// Each lane twice: lanes 0..4, then lanes 4..8.
+    unsafe fn f_twice(x: Self::F) -> [Self::F; 2];
+    /// A half float by its bits, exact, subnormals included.
+    unsafe fn f16(bits: u16) -> f32;
+    /// `a * b + c` of one float, fused where the instruction set fuses.
+    unsafe fn fma1(a: f32, b: f32, c: f32) -> f32;
+    /// Quantizes 32 floats to codes (see `contract::acts`), bit-equal on every instruction set.
+    unsafe fn quantize(x: *const f32, codes: *mut i8) -> Quantized;
+
+    // -- GEMM tiles ------------------------------------------------------------------------------------------------
+    unsafe fn w_zero() -> Self::W;
+    unsafe fn w_load(p: *const f32) -> Self::W;
+    /// `NR` half floats, exact.
+    unsafe fn w_load_f16(p: *const u16) -> Self::W;
+    /// `NR` bfloat16, exact.
+    unsafe fn w_load_bf16(p: *const u16) -> Self::W;
+    unsafe fn w_store(p: *mut f32, x: Self::W);
+    unsafe fn w_splat(x: f32) -> Self::W;
+    unsafe fn w_mul(a: Self::W, b: Self::W) -> Self::W;
+    unsafe fn w_fma(a: Self::W, b: Self::W, c: Self::W) -> Self::W;
+    /// `c - a * b`, fused where the instruction set fuses.
+    unsafe fn w_fnma(a: Self::W, b: Self::W, c: Self::W) -> Self::W;
+    unsafe fn w_sum(x: Self::W) -> f32;
+    unsafe fn w_from_wi(x: Self::WI) -> Self::W;
+    /// A block's accumulator before its first step: `-offset` times the activation sums that `lo` and `hi` choose of the
+    /// pair at `sums`; 0 where packed weights have no offset.
+    unsafe fn wi_start(sums: *const i16, lo: i16, hi: i16) -> Self::WI;
+    unsafe fn wi_zero() -> Self::WI;
+    /// Adds four products a lane: packed weights at `w` (`4 * NR` codes), packed activations at `a` (4 codes).
+    unsafe fn wi_step(acc: Self::WI, w: *const Self::Packed, a: *const Self::Packed) -> Self::WI;
+    /// Packs 32 codes of `NR` rows (`[NR][32]` bytes at `codes`, as a format gives them, `offset` not yet taken off) to
+    /// eight steps of `[NR][4]`, in the lane order that [`Isa::wi_step`] wants.
+    unsafe fn pack_weights(codes: *const u8, signed: bool, offset: u8, out: *mut Self::Packed);
+    /// Packs 32 activation codes of one token to eight steps of 4, `stride` packed codes apart.
+    unsafe fn pack_acts(codes: *const i8, out: *mut Self::Packed, stride: usize);
+}
+
+/// The step and its inverse for a group whose largest magnitude is `amax`.
+///
+/// A group of zeros, or one so small that the inverse overflows, quantizes to zeros with step 0. One that holds an
+/// infinity or a NaN gets zeros with step NaN: the fault stays visible in every output that reads it.
+#[inline(always)]
+fn quantum(amax: f32) -> (f32, f32) {
+    if !amax.is_finite() {
+        return (f32::NAN, 0.0);
+    }
+    let inverse = 127.0 / amax;
+    if inverse.is_finite() { (amax / 127.0, inverse) } else { (0.0, 0.0) }
+}
+
+/// `T` at `p`, which needs no alignment.
+///
+/// # Safety
+/// `p` is valid for `size_of::<T>()` bytes, and any bit pattern is a `T`.
+#[inline(always)]
+pub(crate) unsafe fn read<T: Copy>(p: *const u8) -> T {
+    unsafe { p.cast::<T>().read_unaligned() }
+}
+
+#[cfg(target_endian = "big")]
+compile_error!("GGUF blocks are read in place: big-endian targets are not supported");
+
+#[cfg(test)]
+mod tests;
