@@ -1,0 +1,49 @@
+//! Llama 2 and 3 (and what kept their shape): RMS norms, grouped-query attention with interleaved rope, SwiGLU.
+
+use super::Builder;
+use crate::error::Result;
+use hanzo_ml::plan::{Activation, GluKind, RopeConvention};
+
+pub(super) fn build(b: &mut Builder<'_>) -> Result<()> {
+    let h = b.hyper()?;
+    let rope = b.rope_spec(RopeConvention::Interleaved, h.d_k)?;
+    // A Mixtral is a llama whose feed-forward is routed.
+    let experts = b.softmax_experts(h.n_ff, GluKind::Plain(Activation::Silu))?;
+    let kv = b.cache_group("kv", h.n_layer, &h, None);
+
+    let mut x = b.embed(1.0);
+    for layer in 0..h.n_layer {
+        b.enter_layer(layer);
+
+        // attention
+        let n = b.rms_norm(x, "attn_norm");
+        let q = b.linear(n, "attn_q", h.n_head * h.d_k);
+        let k = b.linear(n, "attn_k", h.n_kv * h.d_k);
+        let v = b.linear(n, "attn_v", h.n_kv * h.d_v);
+        let q = b.rope(q, h.d_k, &rope);
+        let k = b.rope(k, h.d_k, &rope);
+        let spec = b.attention_spec(&h, kv, layer);
+        let a = b.attention(q, k, v, spec);
+        let a = b.linear(a, "attn_output", h.n_embd);
+        x = b.add(x, a);
+
+        // feed-forward
+        let n = b.rms_norm(x, "ffn_norm");
+        let f = match &experts {
+            Some(experts) => b.experts(n, experts),
+            None => {
+                let gate = b.linear(n, "ffn_gate", h.n_ff);
+                let up = b.linear(n, "ffn_up", h.n_ff);
+                let f = b.glu(gate, up, Activation::Silu);
+                b.linear(f, "ffn_down", h.n_embd)
+            }
+        };
+        x = b.add(x, f);
+    }
+
+    let x = b.enter_head(x);
+    let x = b.rms_norm(x, "output_norm");
+    let logits = b.lm_head(x);
+    b.output(logits);
+    Ok(())
+}
