@@ -274,11 +274,14 @@ unsafe fn accumulate<S: Simd>(
     }
     for number in lo / PAGE..hi.div_ceil(PAGE) {
         let base = number * PAGE;
-        let page = input.pages[number - input.first_page as usize];
+        let at = number - input.first_page as usize;
+        let page = input.pages[at];
+        let next = if base + PAGE < hi { input.pages[at + 1] } else { page };
         let used = (lo.saturating_sub(base), (hi - base).min(PAGE));
         // SAFETY: `page_ptr` checks the page; the scratch parts have the sizes that the callees name.
         unsafe {
-            load_keys(s, &input.k, input.k.page_ptr(page, input.head), scratch.kt);
+            let (kp, kn) = (input.k.page_ptr(page, input.head), input.k.page_ptr(next, input.head));
+            load_keys(s, &input.k, kp, kn, scratch.kt);
             let mut alpha = [0.0f32; BLOCK_ROWS];
             let mut sums = [0.0f32; BLOCK_ROWS];
             let mut row = 0;
@@ -306,7 +309,8 @@ unsafe fn accumulate<S: Simd>(
             for r in 0..block.rows {
                 state.l[r] = state.l[r] * alpha[r] + sums[r];
             }
-            load_values(s, &input.v, input.v.page_ptr(page, input.head), used.1, scratch.v, scratch.stride);
+            let (vp, vn) = (input.v.page_ptr(page, input.head), input.v.page_ptr(next, input.head));
+            load_values(s, &input.v, vp, vn, used.1, scratch.v, scratch.stride);
             let mut row = 0;
             while row < block.rows {
                 let n = tile_rows::<S>(block.rows - row);

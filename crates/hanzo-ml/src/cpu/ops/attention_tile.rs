@@ -26,21 +26,25 @@ pub(crate) fn tile_rows<S: Simd>(left: usize) -> usize {
     }
 }
 
-/// A page's keys as `kt[d][PAGE]`.
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+/// A page's keys as `kt[d][PAGE]`. Meanwhile the page at `next` is asked for: pages lie anywhere, so the hardware's
+/// prefetchers cannot know it, and a transposition's order of reading hides even the current one from them.
 ///
 /// # Safety
-/// `page` holds [`PAGE`] rows of `k`; `kt` is writable for `d * PAGE` floats.
+/// `page` holds [`PAGE`] rows of `k`; `kt` is writable for `d * PAGE` floats. `next` is only hinted at.
 #[inline(always)]
-pub(crate) unsafe fn load_keys<S: Simd>(s: S, k: &CacheRows, page: *const u8, kt: *mut f32) {
+pub(crate) unsafe fn load_keys<S: Simd>(s: S, k: &CacheRows, page: *const u8, next: *const u8, kt: *mut f32) {
     let (d, row) = (k.dim(), k.row_bytes());
     // SAFETY: the caller's; the format is the rows' own.
     unsafe {
         match k.format() {
-            Format::F16 => transpose::<S, F16Rows>(s, page, row, d, kt),
-            Format::F32 => transpose::<S, F32Rows>(s, page, row, d, kt),
-            Format::BF16 => transpose::<S, Bf16Rows>(s, page, row, d, kt),
-            Format::Q8_0 => transpose::<S, Q8Rows>(s, page, row, d, kt),
-            _ => transpose::<S, Q4Rows>(s, page, row, d, kt),
+            Format::F16 => transpose::<S, F16Rows>(s, page, next, row, d, kt),
+            Format::F32 => transpose::<S, F32Rows>(s, page, next, row, d, kt),
+            Format::BF16 => transpose::<S, Bf16Rows>(s, page, next, row, d, kt),
+            Format::Q8_0 => transpose::<S, Q8Rows>(s, page, next, row, d, kt),
+            _ => transpose::<S, Q4Rows>(s, page, next, row, d, kt),
         }
     }
 }
@@ -48,10 +52,23 @@ pub(crate) unsafe fn load_keys<S: Simd>(s: S, k: &CacheRows, page: *const u8, kt
 /// # Safety
 /// As [`load_keys`], rows of format `R`.
 #[inline(always)]
-unsafe fn transpose<S: Simd, R: RowFormat>(s: S, page: *const u8, row: usize, d: usize, kt: *mut f32) {
+unsafe fn transpose<S: Simd, R: RowFormat>(
+    s: S,
+    page: *const u8,
+    mut next: *const u8,
+    row: usize,
+    d: usize,
+    kt: *mut f32,
+) {
     let whole = d - d % S::LANES;
+    let squares = PAGE / S::LANES * (whole / S::LANES).max(1);
+    let lines = (PAGE * row).div_ceil(LINE * squares);
     for key in (0..PAGE).step_by(S::LANES) {
         for e in (0..whole).step_by(S::LANES) {
+            for _ in 0..lines {
+                s.prefetch(next);
+                next = next.wrapping_add(LINE);
+            }
             let mut x = [s.splat(0.0); 16];
             for (i, x) in x.iter_mut().enumerate().take(S::LANES) {
                 // SAFETY: row key + i exists and has elements e..e + LANES.
@@ -81,7 +98,8 @@ unsafe fn transpose<S: Simd, R: RowFormat>(s: S, page: *const u8, row: usize, d:
     }
 }
 
-/// The first `keys` rows of a page's values as `out[key][stride]`; columns beyond `dim` are left alone.
+/// The first `keys` rows of a page's values as `out[key][stride]`; columns beyond `dim` are left alone. The
+/// page at `next` is asked for meanwhile.
 ///
 /// # Safety
 /// `page` holds the rows of `v`; `out` is writable for `keys * stride` floats.
@@ -90,6 +108,7 @@ pub(crate) unsafe fn load_values<S: Simd>(
     s: S,
     v: &CacheRows,
     page: *const u8,
+    next: *const u8,
     keys: usize,
     out: *mut f32,
     stride: usize,
@@ -98,11 +117,11 @@ pub(crate) unsafe fn load_values<S: Simd>(
     // SAFETY: the caller's; the format is the rows' own.
     unsafe {
         match v.format() {
-            Format::F16 => widen::<S, F16Rows>(s, page, row, keys, d, out, stride),
-            Format::F32 => widen::<S, F32Rows>(s, page, row, keys, d, out, stride),
-            Format::BF16 => widen::<S, Bf16Rows>(s, page, row, keys, d, out, stride),
-            Format::Q8_0 => widen::<S, Q8Rows>(s, page, row, keys, d, out, stride),
-            _ => widen::<S, Q4Rows>(s, page, row, keys, d, out, stride),
+            Format::F16 => widen::<S, F16Rows>(s, (page, next), row, keys, d, out, stride),
+            Format::F32 => widen::<S, F32Rows>(s, (page, next), row, keys, d, out, stride),
+            Format::BF16 => widen::<S, Bf16Rows>(s, (page, next), row, keys, d, out, stride),
+            Format::Q8_0 => widen::<S, Q8Rows>(s, (page, next), row, keys, d, out, stride),
+            _ => widen::<S, Q4Rows>(s, (page, next), row, keys, d, out, stride),
         }
     }
 }
@@ -112,7 +131,7 @@ pub(crate) unsafe fn load_values<S: Simd>(
 #[inline(always)]
 unsafe fn widen<S: Simd, R: RowFormat>(
     s: S,
-    page: *const u8,
+    (page, next): (*const u8, *const u8),
     row: usize,
     keys: usize,
     d: usize,
@@ -121,6 +140,9 @@ unsafe fn widen<S: Simd, R: RowFormat>(
 ) {
     let whole = d - d % S::LANES;
     for key in 0..keys {
+        for line in (0..row).step_by(LINE) {
+            s.prefetch(next.wrapping_add(key * row + line));
+        }
         // SAFETY: key < keys and every column is below d <= stride.
         unsafe {
             let (src, dst) = (page.add(key * row), out.add(key * stride));
