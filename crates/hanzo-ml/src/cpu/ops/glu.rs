@@ -30,7 +30,7 @@ macro_rules! activation {
 activation!(Silu, |s, x| s.mul(x, math::sigmoid(s, x)));
 activation!(GeluTanh, |s, x| {
     // 2 sqrt(2/pi), and that times 0.044715.
-    let z = s.fma(s.mul(x, x), s.splat(0.071_354_814), s.splat(1.595_769_1));
+    let z = s.fma(s.mul(x, x), s.splat(0.071_354_814), s.splat(1.595_769));
     s.mul(x, math::sigmoid(s, s.mul(z, x)))
 });
 activation!(GeluErf, |s, x| {

@@ -11,8 +11,10 @@ pub mod elementwise;
 pub mod glu;
 pub mod kv;
 mod math;
+pub mod moe;
 pub mod norm;
 pub mod rope;
+pub mod rows;
 mod simd;
 mod view;
 

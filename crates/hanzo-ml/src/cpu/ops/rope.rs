@@ -321,7 +321,7 @@ mod tests {
                     let heads = RopeHeads { convention, head_dim, n_dims };
                     let (m, t) = (Mat::new(&x, rows, cols), Mat::new(&angles, rows, n_dims));
                     rope(isa, heads, m, t, MatMut::new(&mut out, rows, cols));
-                    for r in 0..rows {
+                    for (r, p) in positions.iter().enumerate() {
                         for h in 0..3 {
                             let at = r * cols + h * head_dim;
                             for i in 0..n_dims / 2 {
@@ -329,7 +329,7 @@ mod tests {
                                     RopeConvention::Neox => (at + i, at + i + n_dims / 2),
                                     RopeConvention::Interleaved => (at + 2 * i, at + 2 * i + 1),
                                 };
-                                let w = positions[r] as f64 * 10000f64.powf(-2.0 * i as f64 / n_dims as f64);
+                                let w = *p as f64 * 10000f64.powf(-2.0 * i as f64 / n_dims as f64);
                                 let (a, b) = (x[ia] as f64, x[ib] as f64);
                                 let bound = 3.0 * u * (a.abs() + b.abs());
                                 assert!((out[ia] as f64 - (a * w.cos() - b * w.sin())).abs() <= bound);
