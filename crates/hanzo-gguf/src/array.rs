@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 use std::fmt::{self, Arguments};
+use std::sync::Arc;
 
 use crate::cursor::Cursor;
 use crate::error::ErrorKind;
@@ -23,7 +24,10 @@ pub const MAX_ARRAY_DEPTH: usize = 16;
 /// assert_eq!(ids.integers::<u32>(), Some(vec![3, 1]));
 /// ```
 #[derive(Clone)]
-pub struct Array {
+pub struct Array(Arc<Elements>);
+
+// Behind one pointer, so that a `Value` is small (files can have many) and copying a model's metadata is cheap.
+struct Elements {
     element: ValueType,
     depth: u8,
     len: usize,
@@ -34,6 +38,10 @@ pub struct Array {
 }
 
 impl Array {
+    fn new(element: ValueType, depth: u8, len: usize, body: TensorBytes, ends: Vec<usize>) -> Array {
+        Array(Arc::new(Elements { element, depth, len, body, ends: ends.into() }))
+    }
+
     /// An array of strings, which need not be UTF-8 (`&str` and `&[u8]` both do).
     pub fn strings<S: AsRef<[u8]>>(strings: impl IntoIterator<Item = S>) -> Array {
         let (mut body, mut ends) = (Vec::new(), Vec::new());
@@ -41,7 +49,7 @@ impl Array {
             encode_string(string.as_ref(), &mut body);
             ends.push(body.len());
         }
-        Array { element: ValueType::String, depth: 1, len: ends.len(), body: body.into(), ends: ends.into() }
+        Array::new(ValueType::String, 1, ends.len(), body.into(), ends)
     }
 
     /// An array of arrays.
@@ -53,84 +61,84 @@ impl Array {
         for array in arrays {
             array.encode(&mut body);
             ends.push(body.len());
-            depth = depth.max(1 + array.depth);
+            depth = depth.max(1 + array.0.depth);
         }
         assert!(usize::from(depth) <= MAX_ARRAY_DEPTH, "arrays nested {depth} deep");
-        Array { element: ValueType::Array, depth, len: ends.len(), body: body.into(), ends: ends.into() }
+        Array::new(ValueType::Array, depth, ends.len(), body.into(), ends)
     }
 
     /// Reads element type, length and elements; `file` is the whole file that the cursor walks over.
     pub(crate) fn read(cursor: &mut Cursor<'_>, file: &TensorBytes, field: Arguments<'_>) -> Result<Array, ErrorKind> {
         let mut ends = Vec::new();
         let Scan { element, depth, len, start } = scan(cursor, MAX_ARRAY_DEPTH as u8, Some(&mut ends), field)?;
-        Ok(Array { element, depth, len, body: file.slice(start..cursor.position()), ends: ends.into() })
+        Ok(Array::new(element, depth, len, file.slice(start..cursor.position()), ends))
     }
 
     /// Appends the array as a file holds it: element type, length, elements.
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
-        out.extend(self.element.id().to_le_bytes());
-        out.extend((self.len as u64).to_le_bytes());
-        out.extend_from_slice(&self.body);
+        out.extend(self.0.element.id().to_le_bytes());
+        out.extend((self.0.len as u64).to_le_bytes());
+        out.extend_from_slice(&self.0.body);
     }
 
     /// The type of the elements.
     pub fn element_type(&self) -> ValueType {
-        self.element
+        self.0.element
     }
 
     /// The number of elements.
     pub fn len(&self) -> usize {
-        self.len
+        self.0.len
     }
 
     /// True if there are no elements.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.0.len == 0
     }
 
     /// How many arrays deep the array is: 1, or more if its elements are arrays; at most [`MAX_ARRAY_DEPTH`].
     pub fn depth(&self) -> usize {
-        self.depth.into()
+        self.0.depth.into()
     }
 
     /// The bytes of element `i`, as the file holds it.
     fn element_bytes(&self, i: usize) -> Option<std::ops::Range<usize>> {
-        if i >= self.len {
+        if i >= self.0.len {
             return None;
         }
-        Some(match self.element.size() {
+        Some(match self.0.element.size() {
             Some(size) => i * size..(i + 1) * size,
             None => {
-                let start = if i == 0 { 0 } else { self.ends[i - 1] };
-                start..self.ends[i]
+                let start = if i == 0 { 0 } else { self.0.ends[i - 1] };
+                start..self.0.ends[i]
             }
         })
     }
 
     fn child(&self, i: usize) -> Option<Array> {
-        let bytes = self.body.slice(self.element_bytes(i)?);
+        let bytes = self.0.body.slice(self.element_bytes(i)?);
         // Cannot fail: the outermost array was scanned when it was read, or built by `nested`.
         Array::read(&mut Cursor::new(&bytes), &bytes, format_args!("an array")).ok()
     }
 
     /// Element `i`, decoded; `None` past the end.
     pub fn get(&self, i: usize) -> Option<Value> {
-        match self.element {
+        match self.0.element {
             ValueType::Array => self.child(i).map(Value::Array),
             ValueType::String => self.as_strings()?.get(i).map(string_value),
-            scalar => Value::from_scalar_bytes(scalar, &self.body[self.element_bytes(i)?]),
+            scalar => Value::from_scalar_bytes(scalar, &self.0.body[self.element_bytes(i)?]),
         }
     }
 
     /// The elements, decoded one by one.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Value> + '_ {
         // Every index below len decodes, by construction; the default is never used.
-        (0..self.len).map(|i| self.get(i).unwrap_or(Value::Bool(false)))
+        (0..self.0.len).map(|i| self.get(i).unwrap_or(Value::Bool(false)))
     }
 
     /// The strings, without a copy, if this is an array of strings (or an empty array).
     pub fn as_strings(&self) -> Option<Strings<'_>> {
-        (self.element == ValueType::String || self.is_empty()).then_some(Strings { array: self })
+        (self.0.element == ValueType::String || self.is_empty()).then_some(Strings { array: self })
     }
 
     /// The elements as integers of type `T`, if all are integers that fit (an empty array always does).
@@ -140,11 +148,11 @@ impl Array {
         }
         macro_rules! decode {
             ($ty:ty) => {{
-                let (chunks, _) = self.body.as_chunks::<{ size_of::<$ty>() }>();
+                let (chunks, _) = self.0.body.as_chunks::<{ size_of::<$ty>() }>();
                 chunks.iter().map(|c| T::try_from(i128::from(<$ty>::from_le_bytes(*c))).ok()).collect()
             }};
         }
-        match self.element {
+        match self.0.element {
             ValueType::U8 => decode!(u8),
             ValueType::I8 => decode!(i8),
             ValueType::U16 => decode!(u16),
@@ -159,13 +167,13 @@ impl Array {
 
     /// The elements as `f32`, if they are floats or integers, rounded to nearest (an empty array always works).
     pub fn floats(&self) -> Option<Vec<f32>> {
-        match self.element {
+        match self.0.element {
             ValueType::F32 => {
-                let (chunks, _) = self.body.as_chunks::<4>();
+                let (chunks, _) = self.0.body.as_chunks::<4>();
                 Some(chunks.iter().map(|c| f32::from_le_bytes(*c)).collect())
             }
             ValueType::F64 => {
-                let (chunks, _) = self.body.as_chunks::<8>();
+                let (chunks, _) = self.0.body.as_chunks::<8>();
                 Some(chunks.iter().map(|c| f64::from_le_bytes(*c) as f32).collect())
             }
             _ => Some(self.integers::<i128>()?.into_iter().map(|v| v as f32).collect()),
@@ -174,7 +182,7 @@ impl Array {
 
     /// The elements as bools, if they are (an empty array always works).
     pub fn bools(&self) -> Option<Vec<bool>> {
-        (self.element == ValueType::Bool || self.is_empty()).then(|| self.body.iter().map(|&b| b != 0).collect())
+        (self.0.element == ValueType::Bool || self.is_empty()).then(|| self.0.body.iter().map(|&b| b != 0).collect())
     }
 }
 
@@ -268,7 +276,7 @@ pub struct Strings<'a> {
 impl<'a> Strings<'a> {
     /// The number of strings.
     pub fn len(&self) -> usize {
-        self.array.len
+        self.array.0.len
     }
 
     /// True if there are none.
@@ -280,7 +288,7 @@ impl<'a> Strings<'a> {
     pub fn get(&self, i: usize) -> Option<&'a [u8]> {
         let array = self.array;
         // Past the length that precedes each string.
-        array.body[array.element_bytes(i)?].get(8..)
+        array.0.body[array.element_bytes(i)?].get(8..)
     }
 
     /// String `i`; `None` past the end or where it is not UTF-8.
@@ -292,8 +300,8 @@ impl<'a> Strings<'a> {
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &'a [u8]> + use<'a> {
         let array = self.array;
         let mut start = 0;
-        let body: &'a [u8] = &array.body;
-        array.ends.iter().map(move |&end| {
+        let body: &'a [u8] = &array.0.body;
+        array.0.ends.iter().map(move |&end| {
             let string = &body[start + 8..end];
             start = end;
             string
@@ -316,18 +324,18 @@ impl fmt::Debug for Array {
 impl fmt::Display for Array {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SHOWN: usize = 6;
-        write!(f, "[{}; {}] [", self.element, self.len)?;
+        write!(f, "[{}; {}] [", self.0.element, self.0.len)?;
         for (i, value) in self.iter().take(SHOWN).enumerate() {
             write!(f, "{}{value}", if i == 0 { "" } else { ", " })?;
         }
-        f.write_str(if self.len > SHOWN { ", ...]" } else { "]" })
+        f.write_str(if self.0.len > SHOWN { ", ...]" } else { "]" })
     }
 }
 
 /// Bit for bit: NaN equals itself, 0.0 differs from -0.0.
 impl PartialEq for Array {
     fn eq(&self, other: &Array) -> bool {
-        self.element == other.element && self.len == other.len && *self.body == *other.body
+        self.0.element == other.0.element && self.0.len == other.0.len && *self.0.body == *other.0.body
     }
 }
 
@@ -336,7 +344,7 @@ macro_rules! array_from {
         impl From<Vec<$ty>> for Array {
             fn from(values: Vec<$ty>) -> Self {
                 let body: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-                Array { element: ValueType::$variant, depth: 1, len: values.len(), body: body.into(), ends: Box::default() }
+                Array::new(ValueType::$variant, 1, values.len(), body.into(), Vec::new())
             }
         }
     )* };
@@ -358,7 +366,7 @@ array_from! {
 impl From<Vec<bool>> for Array {
     fn from(values: Vec<bool>) -> Self {
         let body: Vec<u8> = values.iter().map(|&v| u8::from(v)).collect();
-        Array { element: ValueType::Bool, depth: 1, len: values.len(), body: body.into(), ends: Box::default() }
+        Array::new(ValueType::Bool, 1, values.len(), body.into(), Vec::new())
     }
 }
 
