@@ -34,20 +34,14 @@ impl Landing {
     /// # Errors
     /// If `path` has no file name, or the temporary file cannot be created.
     pub fn create(path: impl AsRef<Path>) -> io::Result<Landing> {
-        // Unique in the process by the counter, on the machine by the process id.
-        static COUNTER: AtomicU64 = AtomicU64::new(0);
         let path = path.as_ref().to_path_buf();
-        let Some(name) = path.file_name() else {
+        if path.file_name().is_none() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "the path has no file name"));
-        };
+        }
         if path.is_dir() {
             return Err(io::Error::new(io::ErrorKind::IsADirectory, "the path is a directory"));
         }
-        let mut temporary = std::ffi::OsString::from(".");
-        temporary.push(name);
-        temporary.push(format!(".{}.{}.tmp", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed)));
-        let temporary = path.with_file_name(temporary);
-        let file = OpenOptions::new().write(true).create_new(true).open(&temporary)?;
+        let (temporary, file) = create_temporary(&path)?;
         Ok(Landing { path, temporary, file: BufWriter::with_capacity(1 << 20, file) })
     }
 
@@ -64,6 +58,22 @@ impl Landing {
         self.file.flush()?;
         self.file.get_ref().sync_all()?;
         fs::rename(&self.temporary, &self.path)
+    }
+}
+
+/// Creates a file of a new name beside `path`.
+fn create_temporary(path: &Path) -> io::Result<(PathBuf, File)> {
+    static COUNTER: AtomicU64 = AtomicU64::new(0);
+    loop {
+        // The process id alone is not unique: a killed container's leftover has the id that the next one gets. Short,
+        // because `path`'s own name may be as long as names can be.
+        let name = format!(".landing-{}-{}.tmp", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed));
+        let temporary = path.with_file_name(name);
+        match OpenOptions::new().write(true).create_new(true).open(&temporary) {
+            Ok(file) => return Ok((temporary, file)),
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => continue,
+            Err(e) => return Err(e),
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Split models: which file of `NAME-00001-of-0000N.gguf` is which, and that all of them belong together.
 //! Part k says `split.no` = k - 1, `split.count` = N and `split.tensors.count` = the tensors of all parts; the first
-//! part has the model's metadata.
+//! part has the model's metadata. A file without `split.count` is a whole model, whatever its name.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -125,4 +125,33 @@ fn open_part(path: Arc<Path>, no: u64, first: &Part) -> Result<(Arc<Path>, File)
         same(TENSORS, found, expected)?;
     }
     Ok((path, file))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_name_is_a_stem_and_two_numbers_of_five_digits() {
+        assert_eq!(parse_name("m-00002-of-00005.gguf"), Some(("m", 2, 5)));
+        assert_eq!(parse_name("a-of-b-00001-of-00002-00003-of-00004.gguf"), Some(("a-of-b-00001-of-00002", 3, 4)));
+        assert_eq!(parse_name("-100000-of-100001.gguf"), Some(("", 100_000, 100_001)));
+        for other in [
+            "m.gguf",
+            "m-00002-of-00005.bin",
+            "m-0002-of-0005.gguf",
+            "m-00002-00005.gguf",
+            "m-+0002-of-00005.gguf",
+            "m-00002-of-99999999999999999999.gguf",
+            "00002-of-00005.gguf",
+        ] {
+            assert_eq!(parse_name(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn the_path_of_a_part_is_that_of_its_neighbour_with_another_number() {
+        let path = part_path(Path::new("models/m-00002-of-00012.gguf"), "m", 11, 12);
+        assert_eq!(path, Path::new("models/m-00011-of-00012.gguf"));
+    }
 }

@@ -3,13 +3,16 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeMap;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use hanzo_gguf::{Array, Format, Gguf, GgufError, Metadata};
 
+mod damage;
 mod exercise;
 
+use damage::{Random, mutate};
 use exercise::{seeds, write};
 
 /// The system's allocator, with the bytes in use and their peak counted.
@@ -37,86 +40,8 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// SplitMix64 (Steele, Lea, Flood 2014): small, seeded, good enough to damage files with.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// Below `n`, which is not 0.
-    fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
-    }
-
-    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
-        from[self.below(from.len())]
-    }
-}
-
-/// Damages a file in one to three places; half of the time where an integer of the file is, judging by its zeros.
-fn mutate(random: &mut Random, seeds: &[Vec<u8>]) -> Vec<u8> {
-    const NUMBERS: [u64; 14] = [
-        0,
-        1,
-        2,
-        7,
-        9,
-        32,
-        33,
-        64,
-        255,
-        0x7fff_ffff,
-        0xffff_ffff,
-        0x7fff_ffff_ffff_ffff,
-        0x8000_0000_0000_0000,
-        0xffff_ffff_ffff_ffff,
-    ];
-    let mut file = seeds[random.below(seeds.len())].clone();
-    for _ in 0..1 + random.below(3) {
-        if file.is_empty() {
-            break;
-        }
-        let at = random.below(file.len());
-        // A little-endian integer's first byte: not zero, with zeros after it.
-        let integer =
-            (at..file.len().saturating_sub(4)).find(|&i| file[i] != 0 && file[i + 1..i + 4] == [0; 3]).unwrap_or(at);
-        let patch = |file: &mut Vec<u8>, at: usize, bytes: &[u8]| {
-            let n = bytes.len().min(file.len() - at);
-            file[at..at + n].copy_from_slice(&bytes[..n]);
-        };
-        match random.below(10) {
-            0 => file[at] ^= 1 << random.below(8),
-            1 => file[at] = random.next() as u8,
-            2 => file.truncate(at),
-            3 => {
-                let end = (at + 1 + random.below(16)).min(file.len());
-                file.drain(at..end);
-            }
-            4 => {
-                let end = (at + 1 + random.below(64)).min(file.len());
-                let copy = file[at..end].to_vec();
-                let to = random.below(file.len());
-                file.splice(to..to, copy);
-            }
-            5 => {
-                let other = &seeds[random.below(seeds.len())];
-                let from = random.below(other.len());
-                file.truncate(at);
-                file.extend(&other[from..]);
-            }
-            6 | 7 => file[integer] = random.pick(&NUMBERS) as u8,
-            8 => patch(&mut file, integer, &(random.pick(&NUMBERS) as u32).to_le_bytes()),
-            _ => patch(&mut file, integer, &random.pick(&NUMBERS).to_le_bytes()),
-        }
-    }
-    file
-}
+/// Held by each test, so that the counters count one of them.
+static ALONE: Mutex<()> = Mutex::new(());
 
 /// An error kind's name.
 fn name(error: &GgufError) -> String {
@@ -169,6 +94,7 @@ fn dense() -> Vec<(&'static str, Vec<u8>)> {
 
 #[test]
 fn ten_thousand_damaged_files_neither_panic_nor_hang_nor_fill_the_memory() {
+    let _alone = ALONE.lock();
     let seeds = seeds();
     for seed in &seeds {
         exercise::exercise(&Gguf::from_bytes(seed.clone()).unwrap());
@@ -237,5 +163,44 @@ fn ten_thousand_damaged_files_neither_panic_nor_hang_nor_fill_the_memory() {
         "ZeroDim",
     ] {
         assert!(outcomes.contains_key(kind), "no damaged file was refused for {kind}");
+    }
+}
+
+#[test]
+fn damaged_parts_of_a_split_model_neither_panic_nor_hang() {
+    let _alone = ALONE.lock();
+    let folder = std::env::temp_dir().join(format!("hanzo-gguf-damage-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let part = |no: u16, name: &str| {
+        let mut metadata = Metadata::new();
+        metadata.set("split.no", no);
+        metadata.set("split.count", 2_u16);
+        metadata.set("split.tensors.count", 2_i32);
+        write(&metadata, &[(name, &[4], Format::F32)])
+    };
+    let parts = [part(0, "a"), part(1, "b")];
+    let paths = [1, 2].map(|no| folder.join(format!("m-0000{no}-of-00002.gguf")));
+    let mut random = Random(7);
+    let mut outcomes = BTreeMap::<String, usize>::new();
+    for i in 0..500 {
+        let damaged = i % 2;
+        std::fs::write(&paths[damaged], mutate(&mut random, &parts[damaged..][..1])).unwrap();
+        std::fs::write(&paths[1 - damaged], &parts[1 - damaged]).unwrap();
+        let outcome = match Gguf::open(&paths[random.below(2)]) {
+            Ok(gguf) => {
+                exercise::touch(&gguf);
+                "(read and used)".to_owned()
+            }
+            Err(error) => {
+                assert!(error.file().starts_with(&folder));
+                name(&error)
+            }
+        };
+        *outcomes.entry(outcome).or_default() += 1;
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+    println!("parts of a split model: {outcomes:?}");
+    for kind in ["(read and used)", "SplitValue", "Truncated", "TensorRange"] {
+        assert!(outcomes.contains_key(kind), "no damaged part led to {kind}");
     }
 }
