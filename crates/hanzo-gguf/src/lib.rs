@@ -12,8 +12,8 @@
 //! println!("{} layers", gguf.metadata().u32("llama.block_count")?);
 //! let tensor = gguf.need_tensor("blk.0.attn_q.weight")?;
 //! let mut floats = vec![0.0; tensor.elements() as usize]; // [rows, row_len]
-//! formats::to_float(tensor.format, gguf.data(tensor), &mut floats)?;
-//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! formats::to_float(tensor.format, gguf.data(tensor), &mut floats);
+//! # Ok::<(), hanzo_gguf::GgufError>(())
 //! ```
 //!
 //! A file is never trusted: whatever its bytes, reading it gives a typed error ([`GgufError`]) or a model all of whose
