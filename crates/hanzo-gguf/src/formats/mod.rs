@@ -5,10 +5,17 @@
 //! monomorphised for the format, so that no element or block asks which format it is. Formats know nothing of tensors,
 //! files or backends.
 //!
-//! [`to_float`] is exact: it gives the same bits as the reference decoders of the formats do.
+//! [`to_float`] is exact: it gives the same bits as the reference decoders of the formats do. [`from_float`] packs with a search
+//! for scales (`fit.rs` for one group, `superblock.rs` where groups share a scale); [`round_trip`] says what it cost.
 
+mod fit;
+mod lanes;
 pub mod plain;
+mod round_trip;
+mod superblock;
 pub mod tables;
+
+pub use round_trip::{RoundTrip, round_trip};
 
 use crate::format::{Format, for_each_format};
 
@@ -16,18 +23,31 @@ use crate::format::{Format, for_each_format};
 ///
 /// The two numbers must be those of the format's row in the table; the compiler checks it.
 pub trait BlockFormat<const LEN: usize, const BYTES: usize> {
+    /// How a block is written, for the formats that can be.
+    const FROM_FLOAT: Option<Encode<LEN, BYTES>> = None;
+
     /// The exact values of one block.
     fn to_float(block: &[u8; BYTES], out: &mut [f32; LEN]);
 }
 
+/// Packs one block of finite values; the second argument is the importance of each, if given.
+pub type Encode<const LEN: usize, const BYTES: usize> = fn(&[f32; LEN], Option<&[f32; LEN]>, &mut [u8; BYTES]);
+
 /// What the dispatch knows about a format.
 struct Codec {
     to_float: fn(&[u8], &mut [f32]),
+    from_float: Option<EncodeRows>,
 }
+
+/// Packs whole rows of finite values, with the importance of the columns if given.
+type EncodeRows = fn(&[f32], Option<&[f32]>, &mut [u8]);
 
 impl Codec {
     const fn of<F: BlockFormat<LEN, BYTES>, const LEN: usize, const BYTES: usize>() -> Codec {
-        Codec { to_float: decode_blocks::<F, LEN, BYTES> }
+        Codec {
+            to_float: decode_blocks::<F, LEN, BYTES>,
+            from_float: if F::FROM_FLOAT.is_some() { Some(encode_rows::<F, LEN, BYTES>) } else { None },
+        }
     }
 }
 
@@ -36,6 +56,24 @@ fn decode_blocks<F: BlockFormat<LEN, BYTES>, const LEN: usize, const BYTES: usiz
     let (values, _) = dst.as_chunks_mut::<LEN>();
     for (block, out) in blocks.iter().zip(values) {
         F::to_float(block, out);
+    }
+}
+
+fn encode_rows<F: BlockFormat<LEN, BYTES>, const LEN: usize, const BYTES: usize>(
+    src: &[f32],
+    importance: Option<&[f32]>,
+    dst: &mut [u8],
+) {
+    let Some(encode) = F::FROM_FLOAT else { return };
+    let (values, _) = src.as_chunks::<LEN>();
+    let (blocks, _) = dst.as_chunks_mut::<BYTES>();
+    match importance {
+        None => values.iter().zip(blocks).for_each(|(values, block)| encode(values, None, block)),
+        Some(importance) => {
+            // A row has as many blocks as the importance; it starts over with each row.
+            let columns = importance.as_chunks::<LEN>().0.iter().cycle();
+            values.iter().zip(columns).zip(blocks).for_each(|((values, w), block)| encode(values, Some(w), block));
+        }
     }
 }
 
@@ -76,6 +114,107 @@ pub fn to_float(format: Format, src: &[u8], dst: &mut [f32]) {
         format.block_len()
     );
     (codec(format).to_float)(src, dst);
+}
+
+/// Why values could not be packed.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum FormatError {
+    /// The format is only read.
+    #[error("{format} cannot be written; formats that can: {}", names(writable()))]
+    NotWritable {
+        /// The format asked for.
+        format: Format,
+    },
+    /// A value is NaN or infinite, which no block format can hold.
+    #[error("element {element} is {value}: only finite values can be packed as {format}")]
+    NotFinite {
+        /// The format asked for.
+        format: Format,
+        /// Index of the first such element in the source.
+        element: usize,
+        /// Its value.
+        value: f32,
+    },
+    /// The source is not a whole number of blocks, or the destination has another size than the packed source.
+    #[error(
+        "{elements} elements into {bytes} bytes: {format} packs {} elements in {} bytes",
+        format.block_len(),
+        format.block_bytes()
+    )]
+    Size {
+        /// The format asked for.
+        format: Format,
+        /// Elements of the source.
+        elements: usize,
+        /// Bytes of the destination.
+        bytes: usize,
+    },
+    /// The importance does not fit the rows: it needs one entry per column, whole blocks of them, and whole rows.
+    #[error(
+        "importance of {columns} columns for {elements} elements of {format}: needs whole rows, and whole blocks of {} columns",
+        format.block_len()
+    )]
+    ImportanceSize {
+        /// The format asked for.
+        format: Format,
+        /// Entries of the importance.
+        columns: usize,
+        /// Elements of the source.
+        elements: usize,
+    },
+    /// An importance is negative, NaN or infinite.
+    #[error("importance of column {column} is {value}: needs a finite number of at least 0")]
+    Importance {
+        /// The column.
+        column: usize,
+        /// Its importance.
+        value: f32,
+    },
+}
+
+/// The formats that [`from_float`] can write.
+pub fn writable() -> impl Iterator<Item = Format> {
+    Format::ALL.iter().copied().filter(|&format| codec(format).from_float.is_some())
+}
+
+fn names(formats: impl Iterator<Item = Format>) -> String {
+    formats.map(Format::name).collect::<Vec<_>>().join(", ")
+}
+
+/// Packs `src` into `dst`, choosing scales so that the squared error is small.
+///
+/// `src` is whole rows of finite values and `dst` has exactly the packed size. `importance` has one entry per column (so its
+/// length is the row's) and weighs the squared errors; without it all weigh the same. A scale that a half float cannot hold is
+/// clamped to the largest finite one (values far above 65504 lose their size, never become infinite); one that
+/// rounds to zero gives a block of zeros. The result depends on nothing but the arguments.
+///
+/// # Errors
+/// [`FormatError`]; `dst` is then unchanged.
+pub fn from_float(format: Format, src: &[f32], importance: Option<&[f32]>, dst: &mut [u8]) -> Result<(), FormatError> {
+    let encode = codec(format).from_float.ok_or(FormatError::NotWritable { format })?;
+    if format.row_bytes(src.len()) != Some(dst.len()) {
+        return Err(FormatError::Size { format, elements: src.len(), bytes: dst.len() });
+    }
+    if let Some(importance) = importance {
+        check_importance(format, src.len(), importance)?;
+    }
+    if let Some(element) = src.iter().position(|v| !v.is_finite()) {
+        return Err(FormatError::NotFinite { format, element, value: src[element] });
+    }
+    encode(src, importance, dst);
+    Ok(())
+}
+
+fn check_importance(format: Format, elements: usize, importance: &[f32]) -> Result<(), FormatError> {
+    let columns = importance.len();
+    let whole = columns > 0 && columns.is_multiple_of(format.block_len()) && elements.is_multiple_of(columns);
+    if !whole && elements > 0 {
+        return Err(FormatError::ImportanceSize { format, columns, elements });
+    }
+    match importance.iter().position(|w| !w.is_finite() || *w < 0.0) {
+        Some(column) => Err(FormatError::Importance { column, value: importance[column] }),
+        None => Ok(()),
+    }
 }
 
 /// The little-endian half float at byte `at`, as an `f32` (exact, subnormals included).

@@ -7,7 +7,9 @@
 //! | 4..16 | 8 scales and 8 mins of 6 bits, see [`scales_mins`] |
 //! | 16..144 | codes: element `64 c + j` (`j < 32`) is the low nibble of byte `16 + 32 c + j`, element `64 c + 32 + j` the high one |
 
-use super::{BlockFormat, f16_at};
+use super::fit::Block;
+use super::superblock::fit_scales_mins;
+use super::{BlockFormat, Encode, f16_at};
 
 /// 4-bit codes with 6-bit scales and minima per 32.
 #[allow(non_camel_case_types)]
@@ -29,6 +31,8 @@ pub fn scales_mins(packed: &[u8; 12]) -> ([u8; 8], [u8; 8]) {
 }
 
 impl BlockFormat<256, 144> for Q4_K {
+    const FROM_FLOAT: Option<Encode<256, 144>> = Some(from_float);
+
     fn to_float(block: &[u8; 144], out: &mut [f32; 256]) {
         let (d, dmin) = (f16_at(block, 0), f16_at(block, 2));
         let (scales, mins) = scales_mins(block[4..].first_chunk().expect("12 of 140 bytes"));
@@ -41,4 +45,30 @@ impl BlockFormat<256, 144> for Q4_K {
             }
         }
     }
+}
+
+fn from_float(x: &[f32; 256], importance: Option<&[f32; 256]>, block: &mut [u8; 144]) {
+    let source = Block::new(x, importance);
+    let fit = fit_scales_mins::<15, 63, 256, 32, 8>(&source);
+    *block = [0; 144];
+    block[..2].copy_from_slice(&fit.d.to_le_bytes());
+    block[2..4].copy_from_slice(&fit.dmin.to_le_bytes());
+    block[4..16].copy_from_slice(&pack_scales_mins(&fit.scales, &fit.mins));
+    for (group, x) in source.x.as_chunks::<32>().0.iter().enumerate() {
+        let codes = fit.group(&source, group).codes::<15, 32>(x);
+        for (byte, code) in block[16 + group / 2 * 32..].iter_mut().zip(codes) {
+            *byte |= code << (group % 2 * 4);
+        }
+    }
+}
+
+/// The inverse of [`scales_mins`].
+pub(super) fn pack_scales_mins(scales: &[u8; 8], mins: &[u8; 8]) -> [u8; 12] {
+    let mut packed = [0; 12];
+    for g in 0..4 {
+        packed[g] = scales[g] | scales[4 + g] >> 4 << 6;
+        packed[4 + g] = mins[g] | mins[4 + g] >> 4 << 6;
+        packed[8 + g] = (scales[4 + g] & 15) | mins[4 + g] << 4;
+    }
+    packed
 }

@@ -10,7 +10,8 @@
 //! A byte is a fraction of 256 written in base three, first digit most significant: multiplying by 3^n modulo 256 drops
 //! the first `n` digits, and the next one is the whole part of three times what remains.
 
-use super::{BlockFormat, f16_at};
+use super::tq2_0::fit_ternary;
+use super::{BlockFormat, Encode, f16_at};
 
 /// Ternary codes, five to a byte, one scale per 256.
 #[allow(non_camel_case_types)]
@@ -27,6 +28,8 @@ fn digit(byte: u8, n: usize) -> u8 {
 }
 
 impl BlockFormat<256, 54> for TQ1_0 {
+    const FROM_FLOAT: Option<Encode<256, 54>> = Some(from_float);
+
     fn to_float(block: &[u8; 54], out: &mut [f32; 256]) {
         let d = f16_at(block, 52);
         let mut values = out.iter_mut();
@@ -38,4 +41,21 @@ impl BlockFormat<256, 54> for TQ1_0 {
             }
         }
     }
+}
+
+fn from_float(x: &[f32; 256], importance: Option<&[f32; 256]>, block: &mut [u8; 54]) {
+    let (d, digits) = fit_ternary(x, importance);
+    let mut first = 0;
+    for (start, bytes, count) in RUNS {
+        for j in 0..bytes {
+            let number = (0..5).fold(0u16, |number, n| {
+                let digit = if n < count { digits[first + n * bytes + j] } else { 0 };
+                number * 3 + u16::from(digit)
+            });
+            // Rounded up, so that the digits come back although 3^5 = 243 does not divide 256.
+            block[start + j] = (number * 256).div_ceil(243) as u8;
+        }
+        first += bytes * count;
+    }
+    block[52..].copy_from_slice(&d.to_le_bytes());
 }
