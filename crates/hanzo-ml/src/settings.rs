@@ -3,6 +3,7 @@
 //! This is the only module of the libraries that reads environment variables. [`VARIABLES`] lists every one of them;
 //! `hanzo levers --env` prints the list.
 
+use crate::cpu::isa::IsaLevel;
 use crate::error::{Error, Result};
 use crate::levers::{LEVERS, LeverSet};
 
@@ -11,6 +12,7 @@ pub const VARIABLES: &[(&str, &str)] = &[
     ("HANZO_<LEVER>", "on | off: switch one lever"),
     ("HANZO_<LEVER>_FALLBACK", "1: the lever is off"),
     ("HANZO_PLAN", "plain: every lever off"),
+    ("HANZO_ISA", "portable | avx2 | avx512: use no instructions beyond these"),
     ("HANZO_CACHE", "folder for downloaded models (default: the XDG cache folder)"),
 ];
 
@@ -19,6 +21,8 @@ pub const VARIABLES: &[(&str, &str)] = &[
 pub struct Settings {
     /// Levers in force.
     pub levers: LeverSet,
+    /// Instruction set in force.
+    pub isa: IsaLevel,
 }
 
 impl Settings {
@@ -52,6 +56,60 @@ impl Settings {
                 Some(v) => return bad(&name, v, "1 or 0"),
             }
         }
-        Ok(Settings { levers })
+        let best = IsaLevel::detect();
+        let isa = match get("HANZO_ISA").as_deref() {
+            None | Some("") => best,
+            Some(v) => match IsaLevel::from_name(v) {
+                Some(i) if i <= best => i,
+                Some(i) => {
+                    return bad(
+                        "HANZO_ISA",
+                        v,
+                        &format!("at most {}, this CPU's best ({} is not there)", best.name(), i.name()),
+                    );
+                }
+                None => return bad("HANZO_ISA", v, "portable, avx2 or avx512"),
+            },
+        };
+        Ok(Settings { levers, isa })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::levers::find;
+
+    fn read(pairs: &[(&str, &str)]) -> Result<Settings> {
+        Settings::from_lookup(|name| pairs.iter().find(|p| p.0 == name).map(|p| p.1.to_string()))
+    }
+
+    #[test]
+    fn a_lever_is_switched_by_its_name_and_by_its_fallback() {
+        let i = find("linear_pair").expect("a lever");
+        assert_eq!(read(&[]).map(|s| s.levers), Ok(LeverSet::default()));
+        assert!(!read(&[("HANZO_LINEAR_PAIR", "off")]).expect("settings").levers.has(i));
+        assert!(!read(&[("HANZO_LINEAR_PAIR_FALLBACK", "1")]).expect("settings").levers.has(i));
+        assert_eq!(read(&[("HANZO_PLAN", "plain")]).map(|s| s.levers), Ok(LeverSet::NONE));
+        let one = read(&[("HANZO_PLAN", "plain"), ("HANZO_LINEAR_PAIR", "on")]).expect("settings").levers;
+        assert_eq!(one, LeverSet::NONE.set(i, true));
+    }
+
+    #[test]
+    fn a_wrong_value_names_the_variable_and_what_it_takes() {
+        for (name, value, want) in [
+            ("HANZO_QKV", "maybe", "on or off"),
+            ("HANZO_QKV_FALLBACK", "yes", "1 or 0"),
+            ("HANZO_PLAN", "fast", "plain"),
+            ("HANZO_ISA", "sse9", "portable, avx2 or avx512"),
+        ] {
+            let e = read(&[(name, value)]).expect_err(name).to_string();
+            assert!(e.contains(name) && e.contains(value) && e.contains(want), "{e}");
+        }
+    }
+
+    #[test]
+    fn an_instruction_set_can_be_lowered() {
+        assert_eq!(read(&[("HANZO_ISA", "portable")]).map(|s| s.isa), Ok(IsaLevel::Portable));
     }
 }

@@ -123,7 +123,7 @@ impl Schedule {
         // Largest first, each at the lowest offset free over its lifetime.
         let bytes = |v: usize| {
             let x = &plan.values[v];
-            (x.rows.eval(max) * x.dtype.row_bytes(x.cols)).next_multiple_of(ALIGN)
+            x.dtype.bytes(x.rows.eval(max), x.cols).next_multiple_of(ALIGN)
         };
         let mut ids: Vec<usize> = (0..plan.values.len()).filter(|v| life[*v].is_some()).collect();
         ids.sort_by_key(|v| (std::cmp::Reverse(bytes(*v)), *v));

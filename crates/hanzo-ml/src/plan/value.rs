@@ -48,7 +48,7 @@ pub enum DType {
     F32,
     /// 32-bit signed integers (expert ids).
     I32,
-    /// Quantized activations: an int8 plane, one f32 scale per 32, two exact i16 sums per 32.
+    /// Quantized activations: an int8 plane, one f32 scale per 32, two exact i16 sums per 32, and their f32 products.
     Q8,
 }
 
@@ -57,8 +57,14 @@ impl DType {
     pub fn row_bytes(self, cols: usize) -> usize {
         match self {
             DType::F32 | DType::I32 => cols * 4,
-            DType::Q8 => cols + cols / 32 * 4 + cols / 16 * 2,
+            DType::Q8 => cols + cols / 8 * 3 + cols / 4,
         }
+    }
+
+    /// Bytes of `rows` rows, planes aligned.
+    pub fn bytes(self, rows: usize, cols: usize) -> usize {
+        let planes = if self == DType::Q8 { 5 * super::schedule::ALIGN } else { 0 };
+        rows * self.row_bytes(cols) + planes
     }
 }
 

@@ -168,7 +168,7 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn isas() -> impl Iterator<Item = IsaLevel> {
-        IsaLevel::ALL.into_iter().filter(|l| l.available())
+        IsaLevel::available()
     }
 
     /// Every exponent and both signs, 2,000 mantissas each, within |x| <= max.

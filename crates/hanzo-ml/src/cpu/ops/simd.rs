@@ -5,47 +5,9 @@
 //! (the pattern of crate `memchr`). Arithmetic methods are safe because a token of an instance exists only
 //! inside such an entry; only memory access is `unsafe`. Nothing that knows an op may enter here.
 
-/// Which instruction set the ops may use. A value, handed down from plan compilation, never a global.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum IsaLevel {
-    /// Plain Rust on arrays of eight floats: every target.
-    Portable,
-    /// AVX2 with FMA and F16C.
-    Avx2,
-    /// AVX-512 F, BW, DQ and VL.
-    Avx512,
-}
+pub use crate::cpu::isa::IsaLevel;
 
 impl IsaLevel {
-    /// Every level, lowest first. Tests walk those that [`IsaLevel::available`] reports.
-    pub const ALL: [IsaLevel; 3] = [IsaLevel::Portable, IsaLevel::Avx2, IsaLevel::Avx512];
-
-    /// The highest level this machine runs.
-    pub fn detect() -> IsaLevel {
-        #[cfg(target_arch = "x86_64")]
-        {
-            let avx2 =
-                is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
-            let avx512 = avx2
-                && is_x86_feature_detected!("avx512f")
-                && is_x86_feature_detected!("avx512bw")
-                && is_x86_feature_detected!("avx512dq")
-                && is_x86_feature_detected!("avx512vl");
-            if avx512 {
-                return IsaLevel::Avx512;
-            }
-            if avx2 {
-                return IsaLevel::Avx2;
-            }
-        }
-        IsaLevel::Portable
-    }
-
-    /// Whether this machine runs this level.
-    pub fn available(self) -> bool {
-        self <= IsaLevel::detect()
-    }
-
     /// Runs `kernel` compiled for this level, or for the machine's highest where this one is not available.
     #[inline]
     pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Out {
@@ -364,7 +326,7 @@ mod tests {
             b[i] = 9.0 - i as f32 * 1.125;
         }
         let want = IsaLevel::Portable.run(Probe(&a, &b));
-        for isa in IsaLevel::ALL.into_iter().filter(|l| l.available()) {
+        for isa in IsaLevel::available() {
             assert_eq!(isa.run(Probe(&a, &b)), want, "{isa:?}");
         }
     }
@@ -398,7 +360,7 @@ mod tests {
             x.extend([v, tie, f32::from_bits(tie.to_bits().wrapping_add(1))].map(|v| if v.is_nan() { 0.0 } else { v }));
         }
         x.resize(x.len().next_multiple_of(16), 0.0);
-        for isa in IsaLevel::ALL.into_iter().filter(|l| l.available()) {
+        for isa in IsaLevel::available() {
             let (mut bits, mut back) = (vec![0u16; x.len()], vec![0f32; x.len()]);
             isa.run(Half(&x, &mut bits, &mut back));
             for (i, &v) in x.iter().enumerate() {

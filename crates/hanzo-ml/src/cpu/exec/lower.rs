@@ -1,0 +1,73 @@
+//! Lowering: the Plan as the CPU runs it. Levers are applied first; then contractions over block formats get their
+//! activations quantized, either by an op of its own or, with `quantize_fold` and few rows, by each worker.
+
+use crate::backend::{CompileOptions, Precision};
+use crate::levers;
+use crate::plan::{DType, Member, Op, Plan, ValueId};
+
+/// Rows up to which `quantize_fold` lets every worker quantize a contraction's whole input for itself: a row of 1024
+/// takes about 0.1 us, a barrier about 0.5.
+pub(super) const FOLD_ROWS: usize = 8;
+
+/// Rewrites and lowers a checked Plan.
+pub(super) fn lower(plan: &Plan, options: &CompileOptions) -> Plan {
+    let mut p = levers::rewrite(plan, options.levers);
+    if options.precision == Precision::Exact {
+        return p;
+    }
+    let fold = options.levers.on("quantize_fold");
+    let old_head = p.head;
+    let mut head = None;
+    for (i, op) in std::mem::take(&mut p.ops).into_iter().enumerate() {
+        if old_head == Some(i) {
+            head = Some(p.ops.len());
+        }
+        match op {
+            Op::Linear { .. } | Op::LinearGroup { .. } | Op::MoeLinear { .. } | Op::MoeLinearGroup { .. } => {
+                contraction(&mut p, op, options, fold);
+            }
+            op => p.ops.push(op),
+        }
+    }
+    p.head = head;
+    p
+}
+
+/// True if the CPU contracts this member on int8 activations.
+pub(super) fn is_int8(plan: &Plan, m: &Member) -> bool {
+    plan.wt(m.w).format.is_block()
+}
+
+/// Splits a contraction into its int8 and its float members and gives the former their quantized input.
+fn contraction(p: &mut Plan, op: Op, options: &CompileOptions, fold: bool) {
+    let (x, ids) = match &op {
+        Op::Linear { x, .. } | Op::LinearGroup { x, .. } => (*x, None),
+        Op::MoeLinear { x, ids, .. } | Op::MoeLinearGroup { x, ids, .. } => (*x, Some(*ids)),
+        _ => return p.ops.push(op),
+    };
+    let (int8, float): (Vec<Member>, Vec<Member>) = op.members().iter().partition(|m| is_int8(p, m));
+    push(p, x, ids, float);
+    if int8.is_empty() {
+        return;
+    }
+    let (rows, cols) = (p.val(x).rows, p.val(x).cols);
+    if fold && rows.eval(&options.bucket) <= FOLD_ROWS {
+        return push(p, x, ids, int8);
+    }
+    let name = format!("{}.q8", p.val(x).name);
+    let q = p.typed_value(name, rows, cols, DType::Q8);
+    p.push(Op::Quantize { x, out: q });
+    push(p, q, ids, int8);
+}
+
+/// Pushes the contraction of `members` over `x`.
+fn push(p: &mut Plan, x: ValueId, ids: Option<ValueId>, members: Vec<Member>) {
+    let op = match (&members[..], ids) {
+        ([], _) => return,
+        ([m], None) => Op::Linear { x, member: *m },
+        (_, None) => Op::LinearGroup { x, members },
+        ([m], Some(ids)) => Op::MoeLinear { x, ids, member: *m },
+        (_, Some(ids)) => Op::MoeLinearGroup { x, ids, members },
+    };
+    p.push(op);
+}
