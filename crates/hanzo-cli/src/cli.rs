@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use clap::{ArgAction, CommandFactory, Parser, Subcommand};
 
-use crate::commands::{completions, devices, inspect, pull};
+use crate::commands::{completions, devices, inspect, pull, quantize, tokenize};
 use crate::output::{self, Verbosity};
 use crate::settings::Settings;
 use crate::{failure, progress};
@@ -55,6 +55,10 @@ enum Command {
     Pull(pull::Args),
     /// Show what a model's file holds: metadata, tensors, formats
     Inspect(inspect::Args),
+    /// Show the tokens of a text, or the text of tokens
+    Tokenize(tokenize::Args),
+    /// Make a smaller copy of a model
+    Quantize(quantize::Args),
     /// Show the processor, its features, caches and memory
     Devices(devices::Args),
     /// Print a completion script for a shell
@@ -65,6 +69,8 @@ fn dispatch(command: Command, context: &Context) -> anyhow::Result<()> {
     match command {
         Command::Pull(args) => pull::run(args, context),
         Command::Inspect(args) => inspect::run(args, context),
+        Command::Tokenize(args) => tokenize::run(args, context),
+        Command::Quantize(args) => quantize::run(args, context),
         Command::Devices(args) => devices::run(args, context),
         Command::Completions(args) => completions::run(args, context),
     }

@@ -10,6 +10,7 @@ mod failure;
 mod output;
 mod progress;
 mod pull;
+mod quantize;
 mod settings;
 
 fn main() -> std::process::ExitCode {

@@ -4,6 +4,8 @@ pub mod completions;
 pub mod devices;
 pub mod inspect;
 pub mod pull;
+pub mod quantize;
+pub mod tokenize;
 
 use std::path::PathBuf;
 
