@@ -23,9 +23,10 @@
 use super::attention_tile::{load_keys, load_values, padded, scores, tile_rows, weighted_values};
 use super::kv::CacheRows;
 use super::math::{self, Unary};
-use super::simd::{IsaLevel, Kernel, Simd};
+use super::simd::{Kernel, Simd};
 use super::view::{Mat, MatMut};
 use crate::cache::PAGE;
+use crate::cpu::isa::IsaLevel;
 
 /// Query rows (tokens times heads) that share one pass over the keys: a multiple of every tile size.
 pub const BLOCK_ROWS: usize = 48;

@@ -5,8 +5,9 @@
 //! one unit in the last place. Activations live in `glu`.
 
 use super::math::{self, Binary, Unary};
-use super::simd::{IsaLevel, Kernel, Simd};
+use super::simd::{Kernel, Simd};
 use super::view::{Mat, MatMut};
+use crate::cpu::isa::IsaLevel;
 
 struct Map<'a, F>(F, Mat<'a>, MatMut<'a>);
 impl<F: Unary> Kernel for Map<'_, F> {

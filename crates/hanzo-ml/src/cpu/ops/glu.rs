@@ -10,8 +10,9 @@
 
 use super::elementwise::{map, zip};
 use super::math::{self, Binary, Unary};
-use super::simd::{IsaLevel, Simd};
+use super::simd::Simd;
 use super::view::{Mat, MatMut};
+use crate::cpu::isa::IsaLevel;
 use crate::plan::{Activation, GluKind};
 
 macro_rules! activation {

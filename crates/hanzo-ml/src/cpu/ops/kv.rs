@@ -8,9 +8,10 @@
 //! Errors of a stored element: F32 exact; F16 and BF16 round to nearest even; Q8_0 at most d / 2 + u |x| with
 //! d = max|block| / 127 rounded to a half (the two end codes: 2^-11 |x| more); Q4_0 at most d with d = max|block| / 8.
 
-use super::simd::{IsaLevel, Kernel, Simd};
+use super::simd::{Kernel, Simd};
 use super::view::Mat;
 use crate::cache::PAGE;
+use crate::cpu::isa::IsaLevel;
 use hanzo_gguf::Format;
 
 /// One layer's key rows, or its value rows, in a page group. A plain description: copying it copies no data.

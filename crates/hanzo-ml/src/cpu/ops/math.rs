@@ -133,8 +133,9 @@ pub(crate) unsafe fn zip_row<S: Simd, F: Binary>(s: S, f: F, x: *const f32, y: *
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::super::simd::{IsaLevel, Kernel};
+    use super::super::simd::Kernel;
     use super::*;
+    use crate::cpu::isa::IsaLevel;
 
     /// f64 erfc by series (small z) or continued fraction (large z), for the references of this crate's tests.
     pub(crate) fn erfc64(z: f64) -> f64 {

@@ -8,6 +8,7 @@
 pub mod attention;
 mod attention_tile;
 pub mod elementwise;
+pub mod gated_delta;
 pub mod glu;
 pub mod kv;
 mod math;
@@ -15,8 +16,9 @@ pub mod moe;
 pub mod norm;
 pub mod rope;
 pub mod rows;
+pub mod short_conv;
 mod simd;
 mod view;
 
-pub use simd::IsaLevel;
+pub use super::isa::IsaLevel;
 pub use view::{Mat, MatMut};

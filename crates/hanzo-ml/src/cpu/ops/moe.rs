@@ -7,8 +7,9 @@
 
 use super::math::{self, Unary};
 use super::rows::softmax_row;
-use super::simd::{IsaLevel, Kernel, Simd};
+use super::simd::{Kernel, Simd};
 use super::view::{Mat, MatMut};
+use crate::cpu::isa::IsaLevel;
 use crate::plan::op::{RouteSpec, RouterScore};
 
 #[derive(Clone, Copy)]
@@ -38,7 +39,7 @@ unsafe fn scores_row<S: Simd>(s: S, spec: &RouteSpec, x: *const f32, out: *mut f
 ///
 /// One pass with insertion: a value enters only where it is strictly larger. Always fills `ids` with distinct ids (for
 /// `ids.len() <= n`), NaN or not.
-fn select(n: usize, value: impl Fn(usize) -> f32, ids: &mut [u32]) {
+fn select<V: PartialOrd>(n: usize, value: impl Fn(usize) -> V, ids: &mut [u32]) {
     let mut len = 0;
     for e in 0..n {
         let v = value(e);
@@ -64,7 +65,8 @@ fn top_k_row(spec: &RouteSpec, bias: Option<&[f32]>, scores: &[f32], ids: &mut [
         None => select(spec.n_expert, ranked, ids),
         Some((groups, kept)) => {
             let size = spec.n_expert / groups;
-            let mut sums = [0.0f32; MAX_GROUPS];
+            // Sums in f64, so that two groups tie only where every backend has them tie.
+            let mut sums = [0.0f64; MAX_GROUPS];
             for (g, sum) in sums[..groups].iter_mut().enumerate() {
                 // The two best of the group (or its only one).
                 let (mut first, mut second) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
@@ -75,7 +77,7 @@ fn top_k_row(spec: &RouteSpec, bias: Option<&[f32]>, scores: &[f32], ids: &mut [
                         second = v;
                     }
                 }
-                *sum = if size > 1 { first + second } else { first };
+                *sum = f64::from(first) + if size > 1 { f64::from(second) } else { 0.0 };
             }
             let mut best = [0u32; MAX_GROUPS];
             select(groups, |g| sums[g], &mut best[..kept]);

@@ -11,8 +11,9 @@
 //! m = 133: 73 u = 4.4e-6. `add_rms_norm` is the same function of the rounded sum, so the same bound holds
 //! against its own stored sum.
 
-use super::simd::{IsaLevel, Kernel, Simd};
+use super::simd::{Kernel, Simd};
 use super::view::{Mat, MatMut};
+use crate::cpu::isa::IsaLevel;
 
 /// `(m + 1) / 2 + 6` of the module's bound, in units of u, for a group of `n` columns.
 pub fn rms_norm_bound(n: usize) -> f32 {

@@ -11,8 +11,9 @@
 
 use super::kv::CacheRows;
 use super::norm::{rms_factor, scale_by};
-use super::simd::{IsaLevel, Kernel, Simd};
+use super::simd::{Kernel, Simd};
 use super::view::{Mat, MatMut};
+use crate::cpu::isa::IsaLevel;
 use crate::plan::{RopeConvention, RopeSpec};
 
 /// Writes the angle per position of each pair, `[n_dims / 2]`, in radians.

@@ -6,8 +6,9 @@
 //! being below 1). FLOPs per element: about 15; bytes: 8.
 
 use super::math::{self, Unary};
-use super::simd::{IsaLevel, Kernel, Simd};
+use super::simd::{Kernel, Simd};
 use super::view::{Mat, MatMut};
+use crate::cpu::isa::IsaLevel;
 use hanzo_gguf::Format;
 
 /// `e^(x - shift)`

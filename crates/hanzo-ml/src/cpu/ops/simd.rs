@@ -5,7 +5,7 @@
 //! (the pattern of crate `memchr`). Arithmetic methods are safe because a token of an instance exists only
 //! inside such an entry; only memory access is `unsafe`. Nothing that knows an op may enter here.
 
-pub use crate::cpu::isa::IsaLevel;
+use crate::cpu::isa::IsaLevel;
 
 impl IsaLevel {
     /// Runs `kernel` compiled for this level, or for the machine's highest where this one is not available.

@@ -151,6 +151,11 @@ impl<'a> MatMut<'a> {
         unsafe { self.ptr.add(i * self.stride) }
     }
 
+    /// The address of the first element, whether or not there is one.
+    pub(crate) fn first_ptr(&self) -> *mut f32 {
+        self.ptr
+    }
+
     /// The same rows for a shorter time.
     pub fn reborrow(&mut self) -> MatMut<'_> {
         MatMut { life: PhantomData, ..*self }
