@@ -42,17 +42,23 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         wanted = formats::writable().collect();
     }
     println!(
-        "{:<8} {:>12} {:>10} {:>10} {:>12} {:>10}",
-        "format", "rmse", "relative", "weighted", "max error", "Mweights/s"
+        "{:<8} {:>12} {:>10} {:>10} {:>12} {:>10} {:>10}",
+        "format", "rmse", "relative", "weighted", "max error", "pack M/s", "unpack M/s"
     );
     for format in wanted {
         let report = formats::round_trip(format, &source, importance.as_deref())?;
         let mut packed = vec![0; format.row_bytes(source.len()).unwrap_or(0)];
+        let per_second = |start: Instant| source.len() as f64 / start.elapsed().as_secs_f64() / 1e6;
         let start = Instant::now();
         formats::from_float(format, &source, importance.as_deref(), &mut packed)?;
-        let speed = source.len() as f64 / start.elapsed().as_secs_f64() / 1e6;
+        let pack = per_second(start);
+        let mut back = vec![0.0; source.len()];
+        formats::to_float(format, &packed, &mut back); // touches the memory
+        let start = Instant::now();
+        formats::to_float(format, &packed, &mut back);
+        let unpack = per_second(start);
         println!(
-            "{format:<8} {:>12.5e} {:>10.6} {:>10.6} {:>12.4e} {speed:>10.1}",
+            "{format:<8} {:>12.5e} {:>10.6} {:>10.6} {:>12.4e} {pack:>10.1} {unpack:>10.1}",
             report.rmse, report.relative_rmse, report.weighted_relative_rmse, report.max_error
         );
     }

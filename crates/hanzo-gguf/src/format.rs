@@ -48,6 +48,8 @@ macro_rules! for_each_format {
                 NVFP4, 40, 64, 36, "NVFP4", nvfp4;
                 Q1_0, 41, 128, 18, "Q1_0", q1_0;
                 Q2_0, 42, 64, 18, "Q2_0", q2_0;
+                #[cfg(feature = "synthetic-format")]
+                X26_TEST, 0xF026, 32, 13, "X26_TEST", x26;
             }
         }
     };

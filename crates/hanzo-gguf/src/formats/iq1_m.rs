@@ -10,7 +10,7 @@
 
 use super::iq1_s::{DELTA, shifted_row};
 use super::tables::IQ1_S_GRID;
-use super::{BlockFormat, u16_at};
+use super::{BlockFormat, f16_value, u16_at};
 
 /// Points of a ternary codebook shifted by an eighth, 3-bit scales per 16.
 #[allow(non_camel_case_types)]
@@ -20,7 +20,7 @@ pub struct IQ1_M;
 #[inline]
 pub fn scale(block: &[u8; 56]) -> f32 {
     let bits = (0..4).fold(0, |bits, w| bits | u16_at(block, 48 + 2 * w) >> 12 << (4 * w));
-    half::f16::from_bits(bits).to_f32()
+    f16_value(bits)
 }
 
 impl BlockFormat<256, 56> for IQ1_M {

@@ -3,7 +3,7 @@
 //! F32, F16 and BF16 may hold weights; the integers and F64 appear as metadata tensors and are only read. A value that
 //! the target cannot hold is rounded to the nearest (ties to even); writing clamps to the largest finite number.
 
-use super::{BlockFormat, Encode};
+use super::{BlockFormat, Encode, f16_value};
 
 macro_rules! plain_numbers {
     ($( $(#[$doc:meta])* $name:ident, $bytes:literal, $read:expr, $write:expr; )*) => { $(
@@ -25,7 +25,7 @@ plain_numbers! {
     /// IEEE single precision.
     F32, 4, f32::from_le_bytes, Some(|x, _, block| *block = x[0].to_le_bytes());
     /// IEEE half precision.
-    F16, 2, |b| half::f16::from_le_bytes(b).to_f32(), Some(|x, _, block| *block = nearest_f16(x[0]).to_le_bytes());
+    F16, 2, |b| f16_value(u16::from_le_bytes(b)), Some(|x, _, block| *block = nearest_f16(x[0]).to_le_bytes());
     /// The upper half of an IEEE single.
     BF16, 2, |b| f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16), Some(|x, _, block| *block = nearest_bf16(x[0]).to_le_bytes());
     /// IEEE double precision.
