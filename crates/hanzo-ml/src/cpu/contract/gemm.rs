@@ -11,7 +11,7 @@
 //! `qgemm_numeric`, `moe_qmmq_numeric`.
 
 use super::{Input, Job};
-use crate::cpu::formats::{CpuFormat, Shape};
+use crate::cpu::formats::{Ahead, CpuFormat, Scales, Shape};
 use crate::cpu::isa::Isa;
 
 /// Tokens of a short block.
@@ -200,22 +200,24 @@ unsafe fn unpack_tile<I: Isa, F: CpuFormat>(
     unpacked: *mut u8,
 ) {
     let groups = F::CHUNKS * F::HALVES;
+    let mut ahead = Ahead::new();
     for b in 0..k / F::FORMAT.block_len() {
         for r in 0..I::NR {
             unsafe {
                 let block = job.row(row + r).add((from / F::FORMAT.block_len() + b) * F::BYTES);
                 I::prefetch(block.wrapping_add(2 * F::BYTES));
-                let (mut s, mut m) = ([0f32; 16], [0f32; 16]);
+                let (mut s, mut m) = (Scales::NONE, Scales::NONE);
                 F::scales::<I>(block, &mut s, &mut m);
                 for g in 0..groups {
-                    tile.scales.add((b * groups + g) * I::NR + r).write(s[g]);
+                    tile.scales.add((b * groups + g) * I::NR + r).write(s.0[g]);
                     if F::HAS_MIN {
-                        tile.minima.add((b * groups + g) * I::NR + r).write(m[g]);
+                        tile.minima.add((b * groups + g) * I::NR + r).write(m.0[g]);
                     }
                 }
-                for chunk in 0..F::CHUNKS {
-                    I::store(unpacked.add((chunk * I::NR + r) * 32), F::codes::<I>(block, chunk));
-                }
+                F::look_ahead::<I>(block, &mut ahead);
+                for_each_chunk!(F::CHUNKS, chunk, {
+                    I::store(unpacked.add((chunk * I::NR + r) * 32), F::codes::<I>(block, chunk, &ahead));
+                });
             }
         }
         for chunk in 0..F::CHUNKS {

@@ -7,31 +7,25 @@
 
 use super::acts::ActRow;
 use super::{Input, Job};
-use crate::cpu::formats::{CpuFormat, Scales, Shape};
+use crate::cpu::formats::{Ahead, CpuFormat, Scales, Shape};
 use crate::cpu::isa::Isa;
 
-/// Rows at once for one token: four independent chains of multiply-adds hide their latency.
-const ROWS: usize = 4;
 /// Rows and tokens at once for more tokens.
 const PAIR: usize = 2;
 /// Prefetch distance in bytes, at least.
 const AHEAD: usize = 4096;
 
-/// Expands `$body` for each chunk of a block with `$chunk` a constant: unrolled whatever the optimizer thinks of it.
-macro_rules! for_each_chunk {
-    ($count:expr, $chunk:ident, $body:block) => {
-        for_each_chunk!(@ $count, $chunk, $body, 0 1 2 3 4 5 6 7);
-    };
-    (@ $count:expr, $chunk:ident, $body:block, $($i:literal)*) => {
-        $( if $i < $count { let $chunk: usize = $i; $body } )*
-    };
-}
-
 /// The body of the mat-vec kernel of a format.
 #[inline(always)]
 pub(super) unsafe fn run<I: Isa, F: CpuFormat>(job: &mut Job<'_>) {
     // SAFETY: the caller's contract is this function's.
-    unsafe { if job.tokens.len() == 1 { tiles::<I, F, ROWS, 1>(job) } else { tiles::<I, F, PAIR, PAIR>(job) } }
+    unsafe {
+        match (job.tokens.len(), F::ROWS) {
+            (1, 4) => tiles::<I, F, 4, 1>(job),
+            (1, _) => tiles::<I, F, 2, 1>(job),
+            _ => tiles::<I, F, PAIR, PAIR>(job),
+        }
+    }
 }
 
 /// All rows and tokens of a job, `R` by `T`. Short tiles repeat the last row or token and drop the result.
@@ -45,7 +39,7 @@ unsafe fn tiles<I: Isa, F: CpuFormat, const R: usize, const T: usize>(job: &mut 
     let blocks = job.w.k / F::FORMAT.block_len();
     // Rows lie one after the other, so the same place one or more tiles ahead covers every line of the weights once.
     let tile_bytes = R * job.w.row_bytes;
-    let ahead = tile_bytes * AHEAD.div_ceil(tile_bytes.max(1));
+    let distance = tile_bytes * AHEAD.div_ceil(tile_bytes.max(1));
     let mut row = job.rows.start;
     while row < job.rows.end {
         let mut w = [job.row(row); R];
@@ -59,7 +53,7 @@ unsafe fn tiles<I: Isa, F: CpuFormat, const R: usize, const T: usize>(job: &mut 
                 a[t] = acts.row(job.tokens.rows((token + t).min(count - 1)).0);
             }
             // SAFETY: the rows and activation rows are the job's.
-            let sums = unsafe { dots::<I, F, R, T>(&w, blocks, &a, ahead) };
+            let sums = unsafe { dots::<I, F, R, T>(&w, blocks, &a, distance) };
             for t in 0..T.min(count - token) {
                 let out_row = job.tokens.rows(token + t).1;
                 for r in 0..R.min(job.rows.end - row) {
@@ -79,22 +73,24 @@ unsafe fn dots<I: Isa, F: CpuFormat, const R: usize, const T: usize>(
     w: &[*const u8; R],
     blocks: usize,
     a: &[ActRow; T],
-    ahead: usize,
+    distance: usize,
 ) -> [[f32; T]; R] {
     unsafe {
         let mut acc = [[I::f_zero(); T]; R];
         let mut minima = [[I::f_zero(); T]; R];
         let mut minimum = [[0f32; T]; R];
+        let mut ahead = [const { Ahead::new() }; R];
         for b in 0..blocks {
             let mut block = *w;
-            let mut scaled = [[[0f32; 16]; T]; R];
+            let mut scaled = [[Scales::NONE; T]; R];
             for r in 0..R {
                 block[r] = w[r].add(b * F::BYTES);
                 for line in 0..F::BYTES.div_ceil(64) {
-                    I::prefetch(block[r].wrapping_add(ahead + 64 * line));
+                    I::prefetch(block[r].wrapping_add(distance + 64 * line));
                 }
-                let (mut s, mut m) = ([0f32; 16], [0f32; 16]);
+                let (mut s, mut m) = (Scales::NONE, Scales::NONE);
                 F::scales::<I>(block[r], &mut s, &mut m);
+                F::look_ahead::<I>(block[r], &mut ahead[r]);
                 for t in 0..T {
                     times_d::<I, F>(&s, a[t].d.add(b * F::CHUNKS), &mut scaled[r][t]);
                     if F::HAS_MIN && F::CHUNKS == 8 {
@@ -102,14 +98,14 @@ unsafe fn dots<I: Isa, F: CpuFormat, const R: usize, const T: usize>(
                         for i in 0..F::HALVES {
                             let sums =
                                 if F::GROUP == 32 { a[t].dsums.add(8 * b) } else { a[t].dsums16.add(16 * b + 8 * i) };
-                            let m = I::f_load(m.as_ptr().add(8 * i));
+                            let m = I::f_load(m.0.as_ptr().add(8 * i));
                             minima[r][t] = I::f_fma(m, I::f_load(sums), minima[r][t]);
                         }
                     } else if F::HAS_MIN {
                         for g in 0..F::CHUNKS * F::HALVES {
                             let at = b * F::CHUNKS * F::HALVES + g;
                             let sum = if F::GROUP == 32 { *a[t].dsums.add(at) } else { *a[t].dsums16.add(at) };
-                            minimum[r][t] = I::fma1(m[g], sum, minimum[r][t]);
+                            minimum[r][t] = I::fma1(m.0[g], sum, minimum[r][t]);
                         }
                     }
                 }
@@ -126,19 +122,16 @@ unsafe fn dots<I: Isa, F: CpuFormat, const R: usize, const T: usize>(
                     }
                 }
                 for r in 0..R {
-                    let codes = F::codes::<I>(block[r], chunk);
+                    let codes = F::codes::<I>(block[r], chunk, &ahead[r]);
                     for t in 0..T {
                         let sum = if F::SIGNED {
                             I::dot_signed(codes, x[t], fix[t])
                         } else {
                             I::dot_unsigned(codes, x[t], fix[t])
                         };
-                        let s = &scaled[r][t];
-                        let s = if F::GROUP == 32 {
-                            I::f_splat(s[chunk])
-                        } else {
-                            I::f_splat2(&s[2 * chunk], &s[2 * chunk + 1])
-                        };
+                        let s = &scaled[r][t].0;
+                        let s =
+                            if F::GROUP == 32 { I::f_splat(s[chunk]) } else { I::f_splat2(s.as_ptr().add(2 * chunk)) };
                         acc[r][t] = I::f_fma(I::f_from_n(sum), s, acc[r][t]);
                     }
                 }
@@ -166,12 +159,14 @@ unsafe fn times_d<I: Isa, F: CpuFormat>(s: &Scales, d: *const f32, out: &mut Sca
             let twice = I::f_twice(d);
             for i in 0..F::HALVES {
                 let d = if F::GROUP == 32 { d } else { twice[i] };
-                let product = I::f_mul(I::f_load(s.as_ptr().add(8 * i)), d);
-                I::f_store(out.as_mut_ptr().add(8 * i), product);
+                let product = I::f_mul(I::f_load(s.0.as_ptr().add(8 * i)), d);
+                let out = out.0.as_mut_ptr().add(8 * i);
+                // One scale a chunk is broadcast from memory; two are permuted from the register.
+                if F::GROUP == 32 { I::f_spill(out, product) } else { I::f_store(out, product) }
             }
         } else {
             for g in 0..F::CHUNKS * F::HALVES {
-                out[g] = s[g] * *d.add(g / F::HALVES);
+                out.0[g] = s.0[g] * *d.add(g / F::HALVES);
             }
         }
     }

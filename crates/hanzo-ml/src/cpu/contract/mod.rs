@@ -16,6 +16,16 @@
     reason = "index loops of constant length over several arrays unroll; iterators hide it"
 )]
 
+/// Expands `$body` for each chunk of a block with `$chunk` a constant: unrolled whatever the optimizer thinks of it.
+macro_rules! for_each_chunk {
+    ($count:expr, $chunk:ident, $body:block) => {
+        for_each_chunk!(@ $count, $chunk, $body, 0 1 2 3 4 5 6 7);
+    };
+    (@ $count:expr, $chunk:ident, $body:block, $($i:literal)*) => {
+        $( if $i < $count { let $chunk: usize = $i; $body } )*
+    };
+}
+
 mod acts;
 mod entries;
 mod float;

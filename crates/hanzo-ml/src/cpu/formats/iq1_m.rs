@@ -3,9 +3,9 @@
 //! `value = d * (2 scale + 1) * (grid +- 1/8)` per group of 16: codes are eight times the bracket.
 
 use hanzo_gguf::Format;
-use hanzo_gguf::formats::tables::IQ1_S_GRID;
 
-use super::{Codes, CpuFormat, Scales};
+use super::iq1_s::IQ1_GRID_8;
+use super::{Ahead, Codes, CpuFormat, Scales, rows_of_8, scale_u8, three_bit_bytes};
 use crate::cpu::isa::{Isa, read};
 
 /// Codes 8 grid +- 1, sixteen scales.
@@ -16,30 +16,38 @@ impl CpuFormat for IQ1_M {
     const FORMAT: Format = Format::IQ1_M;
     const GROUP: usize = 16;
     const CODES: Codes = Codes::Signed;
+    const ROWS: usize = 2;
 
     #[inline(always)]
     unsafe fn scales<I: Isa>(block: *const u8, s: &mut Scales, _: &mut Scales) {
         unsafe {
-            let words: [u16; 4] = read(block.add(48));
-            let d = words[0] >> 12 | words[1] >> 8 & 0xf0 | words[2] >> 4 & 0xf00 | words[3] & 0xf000;
-            let d = I::f16(d) * 0.125;
-            for i in 0..16 {
-                s[i] = d * f32::from((words[i / 4] >> (3 * (i % 4)) & 7) * 2 + 1);
+            // The top nibbles of the four words.
+            let words: u64 = read(block.add(48));
+            let d = words >> 12 & 0xf | words >> 24 & 0xf0 | words >> 36 & 0xf00 | words >> 48 & 0xf000;
+            let d = I::f16(d as u16) * 0.125;
+            for half in 0..2 {
+                let odd = three_bit_bytes((words >> (32 * half)) as u32) * 2 + 0x0101_0101_0101_0101;
+                scale_u8::<I>(d, odd, s.0[8 * half..].as_mut_ptr());
             }
         }
     }
 
     #[inline(always)]
-    unsafe fn codes<I: Isa>(block: *const u8, chunk: usize) -> I::B {
+    unsafe fn look_ahead<I: Isa>(block: *const u8, ahead: &mut Ahead) {
         unsafe {
-            let low: [u8; 4] = read(block.add(4 * chunk));
-            let nibbles = usize::from(read::<u16>(block.add(32 + 2 * chunk)));
-            let row = |i: usize| IQ1_S_GRID[usize::from(low[i]) | (nibbles << 8 >> (4 * i) & 0x700)];
-            let grid = I::from4([row(0), row(1), row(2), row(3)]);
-            // +1, or -1 where bit 3 of the nibble is set.
-            let delta = |i: usize| 0x0101_0101_0101_0101 * if nibbles >> (4 * i) & 8 == 0 { 1 } else { 0xff };
-            let delta = I::from4([delta(0), delta(1), delta(2), delta(3)]);
-            I::signed(I::add(I::raise::<3, 0x1f>(grid), delta))
+            let nibbles = I::nibble_pairs(block.add(32));
+            I::spill_pairs(ahead.index.as_mut_ptr(), I::load(block), I::field::<0, 7>(nibbles));
+            // A byte for each 8 elements: +1, or -1 where the nibble's top bit is set.
+            let delta = I::sub(I::splat(1), I::field::<2, 2>(nibbles));
+            I::spill(ahead.signs.as_mut_ptr().cast(), I::signed(delta));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn codes<I: Isa>(_: *const u8, chunk: usize, ahead: &Ahead) -> I::B {
+        unsafe {
+            // Signed form is an offset, so the sum of one operand in it and a plain one is in it too.
+            I::add(rows_of_8::<I, 2048>(&IQ1_GRID_8, ahead, chunk), I::eights(ahead.signs[chunk]))
         }
     }
 }

@@ -4,7 +4,7 @@
 use hanzo_gguf::Format;
 use hanzo_gguf::formats::tables::IQ2_S_GRID;
 
-use super::{Codes, CpuFormat, Scales, half_at, nibble_bytes, scale_u8};
+use super::{Ahead, Codes, CpuFormat, Scales, half_at, nibble_bytes, rows_of_8, scale_u8};
 use crate::cpu::isa::{Isa, read};
 
 /// Signed grid codes, sixteen scales.
@@ -15,6 +15,7 @@ impl CpuFormat for IQ2_S {
     const FORMAT: Format = Format::IQ2_S;
     const GROUP: usize = 16;
     const CODES: Codes = Codes::Signed;
+    const ROWS: usize = 2;
 
     #[inline(always)]
     unsafe fn scales<I: Isa>(block: *const u8, s: &mut Scales, _: &mut Scales) {
@@ -22,18 +23,22 @@ impl CpuFormat for IQ2_S {
             let d = half_at::<I>(block) * 0.125;
             for half in 0..2 {
                 let odd = nibble_bytes(read(block.add(74 + 4 * half))) * 2 + 0x0101_0101_0101_0101;
-                scale_u8::<I>(d, odd, s[8 * half..].as_mut_ptr());
+                scale_u8::<I>(d, odd, s.0[8 * half..].as_mut_ptr());
             }
         }
     }
 
     #[inline(always)]
-    unsafe fn codes<I: Isa>(block: *const u8, chunk: usize) -> I::B {
+    unsafe fn look_ahead<I: Isa>(block: *const u8, ahead: &mut Ahead) {
         unsafe {
-            let low: [u8; 4] = read(block.add(2 + 4 * chunk));
-            let high = usize::from(*block.add(66 + chunk));
-            let row = |i: usize| IQ2_S_GRID[usize::from(low[i]) | (high << (8 - 2 * i) & 0x300)];
-            let grid = I::from4([row(0), row(1), row(2), row(3)]);
+            I::spill_pairs(ahead.index.as_mut_ptr(), I::load(block.add(2)), I::crumbs(block.add(66)));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn codes<I: Isa>(block: *const u8, chunk: usize, ahead: &Ahead) -> I::B {
+        unsafe {
+            let grid = rows_of_8::<I, 1024>(&IQ2_S_GRID, ahead, chunk);
             I::signed(I::negate_at(grid, read(block.add(34 + 4 * chunk))))
         }
     }

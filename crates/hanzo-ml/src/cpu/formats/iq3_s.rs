@@ -4,7 +4,7 @@
 use hanzo_gguf::Format;
 use hanzo_gguf::formats::tables::IQ3_S_GRID;
 
-use super::{Codes, CpuFormat, Scales, half_at, nibble_bytes, scale_u8};
+use super::{Ahead, Codes, CpuFormat, Scales, half_at, nibble_bytes, rows_of_4, scale_u8};
 use crate::cpu::isa::{Isa, read};
 
 /// Signed grid codes, eight scales.
@@ -15,22 +15,30 @@ impl CpuFormat for IQ3_S {
     const FORMAT: Format = Format::IQ3_S;
     const GROUP: usize = 32;
     const CODES: Codes = Codes::Signed;
+    const ROWS: usize = 2;
 
     #[inline(always)]
     unsafe fn scales<I: Isa>(block: *const u8, s: &mut Scales, _: &mut Scales) {
         unsafe {
             let odd = nibble_bytes(read(block.add(106))) * 2 + 0x0101_0101_0101_0101;
-            scale_u8::<I>(half_at::<I>(block), odd, s.as_mut_ptr());
+            scale_u8::<I>(half_at::<I>(block), odd, s.0.as_mut_ptr());
         }
     }
 
     #[inline(always)]
-    unsafe fn codes<I: Isa>(block: *const u8, chunk: usize) -> I::B {
+    unsafe fn look_ahead<I: Isa>(block: *const u8, ahead: &mut Ahead) {
         unsafe {
-            let low: [u8; 8] = read(block.add(2 + 8 * chunk));
-            let high = usize::from(*block.add(66 + chunk));
-            let row = |i: usize| IQ3_S_GRID[usize::from(low[i]) | (high << (8 - i) & 0x100)];
-            let grid = I::from8([row(0), row(1), row(2), row(3), row(4), row(5), row(6), row(7)]);
+            for half in 0..2 {
+                let high = I::add_at(I::splat(0), read(block.add(66 + 4 * half)), 1);
+                I::spill_pairs(ahead.index[32 * half..].as_mut_ptr(), I::load(block.add(2 + 32 * half)), high);
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn codes<I: Isa>(block: *const u8, chunk: usize, ahead: &Ahead) -> I::B {
+        unsafe {
+            let grid = rows_of_4::<I, 512>(&IQ3_S_GRID, ahead, chunk);
             I::signed(I::negate_at(grid, read(block.add(74 + 4 * chunk))))
         }
     }

@@ -3,7 +3,7 @@
 use hanzo_gguf::Format;
 use hanzo_gguf::formats::tables::KVALUES_IQ4_NL;
 
-use super::{Codes, CpuFormat, Scales, half_at};
+use super::{Ahead, Codes, CpuFormat, Scales, half_at};
 use crate::cpu::isa::{Isa};
 
 /// Codes by table, one scale.
@@ -18,12 +18,12 @@ impl CpuFormat for IQ4_NL {
     #[inline(always)]
     unsafe fn scales<I: Isa>(block: *const u8, s: &mut Scales, _: &mut Scales) {
         unsafe {
-            s[0] = half_at::<I>(block);
+            s.0[0] = half_at::<I>(block);
         }
     }
 
     #[inline(always)]
-    unsafe fn codes<I: Isa>(block: *const u8, _: usize) -> I::B {
+    unsafe fn codes<I: Isa>(block: *const u8, _: usize, _: &Ahead) -> I::B {
         unsafe {
             I::lookup_signed(&KVALUES_IQ4_NL, I::nibbles(block.add(2)))
         }

@@ -5,7 +5,7 @@
 use hanzo_gguf::Format;
 use hanzo_gguf::formats::tables::KVALUES_IQ4_NL;
 
-use super::{Codes, CpuFormat, Scales, half_at, minus_32, nibble_bytes, scale_i8};
+use super::{Ahead, Codes, CpuFormat, Scales, half_at, minus_32, nibble_bytes, scale_i8};
 use crate::cpu::isa::{Isa, read};
 
 /// Codes by table, eight signed scales.
@@ -26,12 +26,12 @@ impl CpuFormat for IQ4_XS {
             let x = (x | x << 12) & 0x000f_000f_000f_000f;
             let high = (x | x << 6) & 0x0303_0303_0303_0303;
             let scales = nibble_bytes(read(block.add(4))) | high << 4;
-            scale_i8::<I>(half_at::<I>(block), minus_32(scales), s.as_mut_ptr());
+            scale_i8::<I>(half_at::<I>(block), minus_32(scales), s.0.as_mut_ptr());
         }
     }
 
     #[inline(always)]
-    unsafe fn codes<I: Isa>(block: *const u8, chunk: usize) -> I::B {
+    unsafe fn codes<I: Isa>(block: *const u8, chunk: usize, _: &Ahead) -> I::B {
         unsafe {
             I::lookup_signed(&KVALUES_IQ4_NL, I::nibbles(block.add(8 + 16 * chunk)))
         }

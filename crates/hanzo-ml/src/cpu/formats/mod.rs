@@ -15,7 +15,14 @@ use hanzo_gguf::Format;
 use super::isa::Isa;
 
 /// Scales (or minima) of a block's groups; a block has at most 16.
-pub(crate) type Scales = [f32; 16];
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[repr(align(32))]
+pub(crate) struct Scales(pub [f32; 16]);
+
+impl Scales {
+    /// Not known yet.
+    pub(crate) const NONE: Scales = Scales([0.0; 16]);
+}
 
 /// What the codes of a format are.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -24,6 +31,23 @@ pub(crate) enum Codes {
     Unsigned { offset: u8 },
     /// Signed bytes, passed through [`Isa::signed`].
     Signed,
+}
+
+/// What a codebook format finds out about all chunks of a block at once, in vectors, before it looks rows up.
+#[repr(align(32))]
+pub(crate) struct Ahead {
+    /// Codebook indices, in the order of the elements.
+    pub index: [u16; 64],
+    /// Per chunk: one sign bit an element, or four bytes of what else the format puts there.
+    pub signs: [u32; 8],
+}
+
+impl Ahead {
+    /// Nothing found out yet.
+    #[inline(always)]
+    pub(crate) const fn new() -> Ahead {
+        Ahead { index: [0; 64], signs: [0; 8] }
+    }
 }
 
 /// A block format, as the CPU contractions read it.
@@ -40,12 +64,19 @@ pub(crate) trait CpuFormat: 'static {
     const HAS_MIN: bool = false;
     /// The form of its codes.
     const CODES: Codes;
+    /// Weight rows that a mat-vec takes at once: four keep its chains of multiply-adds apart; two where unpacking is so
+    /// long that more only spills registers.
+    const ROWS: usize = 4;
 
     /// Writes the scale, and if `HAS_MIN` the minimum, of each group of `block`.
     unsafe fn scales<I: Isa>(block: *const u8, s: &mut Scales, m: &mut Scales);
 
+    /// What [`CpuFormat::codes`] wants to know of the whole block; called once a block, before it.
+    #[inline(always)]
+    unsafe fn look_ahead<I: Isa>(_block: *const u8, _ahead: &mut Ahead) {}
+
     /// The codes of elements `32 * chunk..32 * chunk + 32` of `block`. Callers pass a constant `chunk`.
-    unsafe fn codes<I: Isa>(block: *const u8, chunk: usize) -> I::B;
+    unsafe fn codes<I: Isa>(block: *const u8, chunk: usize, ahead: &Ahead) -> I::B;
 }
 
 /// The numbers that follow from a format's constants.
@@ -126,16 +157,6 @@ fn minus_32(x: u64) -> u64 {
     x | ((x & BIT_5) * 6)
 }
 
-/// Four 7-bit sign indices (28 bits) as 32 sign bits: each index with its parity on top.
-#[inline(always)]
-fn signs7(x: u32) -> u32 {
-    let s = x & 0x7f | x << 1 & 0x7f00 | x << 2 & 0x7f_0000 | x << 3 & 0x7f00_0000;
-    let p = s ^ s >> 4;
-    let p = p ^ p >> 2;
-    let p = p ^ p >> 1;
-    s | (p & 0x0101_0101) << 7
-}
-
 /// The nibbles of four bytes as eight bytes: low, high, low, high, and so on.
 #[inline(always)]
 fn nibble_bytes(x: u32) -> u64 {
@@ -143,6 +164,46 @@ fn nibble_bytes(x: u32) -> u64 {
     let x = (x | x << 16) & 0x0000_ffff_0000_ffff;
     let x = (x | x << 8) & 0x00ff_00ff_00ff_00ff;
     (x | x << 4) & 0x0f0f_0f0f_0f0f_0f0f
+}
+
+/// The index `i` of a block, read from memory where `look_ahead` spilled it, one element: the optimizer would otherwise
+/// load many and extract each.
+#[inline(always)]
+unsafe fn index(ahead: &Ahead, i: usize) -> usize {
+    usize::from(unsafe { ahead.index.as_ptr().add(i).read_volatile() })
+}
+
+/// Four rows of a codebook of 8-byte rows, by the indices of chunk `chunk`.
+///
+/// # Safety
+/// `look_ahead` has written indices below `N`, and the CPU has `I`.
+#[inline(always)]
+unsafe fn rows_of_8<I: Isa, const N: usize>(grid: &[u64; N], ahead: &Ahead, chunk: usize) -> I::B {
+    unsafe {
+        let row = |i: usize| *grid.get_unchecked(index(ahead, 4 * chunk + i));
+        I::from4([row(0), row(1), row(2), row(3)])
+    }
+}
+
+/// Eight rows of a codebook of 4-byte rows, by the indices of chunk `chunk`.
+///
+/// # Safety
+/// As for [`rows_of_8`].
+#[inline(always)]
+unsafe fn rows_of_4<I: Isa, const N: usize>(grid: &[u32; N], ahead: &Ahead, chunk: usize) -> I::B {
+    unsafe {
+        let row = |i: usize| *grid.get_unchecked(index(ahead, 8 * chunk + i));
+        I::from8([row(0), row(1), row(2), row(3), row(4), row(5), row(6), row(7)])
+    }
+}
+
+/// Eight 3-bit fields, the low four of each of two 16-bit words, as bytes.
+#[inline(always)]
+fn three_bit_bytes(x: u32) -> u64 {
+    let x = u64::from(x);
+    let x = (x | x << 16) & 0x0000_0fff_0000_0fff;
+    let x = (x | x << 10) & 0x003f_003f_003f_003f;
+    (x | x << 5) & 0x0707_0707_0707_0707
 }
 
 #[cfg(test)]

@@ -5,8 +5,19 @@
 use hanzo_gguf::Format;
 use hanzo_gguf::formats::tables::KVALUES_FP4;
 
-use super::{Codes, CpuFormat, Scales};
+use super::{Ahead, Codes, CpuFormat, Scales};
 use crate::cpu::isa::{Isa};
+
+/// Half the value of an E8M0 exponent: 2^(e - 128).
+static HALF_E8M0: [f32; 256] = {
+    let mut table = [0.0; 256];
+    let mut e = 0;
+    while e < 256 {
+        table[e] = f32::from_bits(if e < 2 { 0x0020_0000 << e } else { (e as u32 - 1) << 23 });
+        e += 1;
+    }
+    table
+};
 
 /// Codes by table, one scale.
 #[allow(non_camel_case_types)]
@@ -20,13 +31,12 @@ impl CpuFormat for MXFP4 {
     #[inline(always)]
     unsafe fn scales<I: Isa>(block: *const u8, s: &mut Scales, _: &mut Scales) {
         unsafe {
-            let e = u32::from(*block);
-            s[0] = f32::from_bits(if e < 2 { 0x0020_0000 << e } else { (e - 1) << 23 });
+            s.0[0] = HALF_E8M0[usize::from(*block)];
         }
     }
 
     #[inline(always)]
-    unsafe fn codes<I: Isa>(block: *const u8, _: usize) -> I::B {
+    unsafe fn codes<I: Isa>(block: *const u8, _: usize, _: &Ahead) -> I::B {
         unsafe {
             I::lookup_signed(&KVALUES_FP4, I::nibbles(block.add(1)))
         }

@@ -2,7 +2,7 @@
 
 use hanzo_gguf::Format;
 
-use super::{Codes, CpuFormat, Scales, half_at};
+use super::{Ahead, Codes, CpuFormat, Scales, half_at};
 use crate::cpu::isa::{Isa, read};
 
 /// Codes 0 and 2 with offset 1, one scale for four chunks.
@@ -18,12 +18,12 @@ impl CpuFormat for Q1_0 {
     unsafe fn scales<I: Isa>(block: *const u8, s: &mut Scales, _: &mut Scales) {
         unsafe {
             let d = half_at::<I>(block);
-            s[..4].fill(d);
+            s.0[..4].fill(d);
         }
     }
 
     #[inline(always)]
-    unsafe fn codes<I: Isa>(block: *const u8, chunk: usize) -> I::B {
+    unsafe fn codes<I: Isa>(block: *const u8, chunk: usize, _: &Ahead) -> I::B {
         unsafe {
             I::add_at(I::splat(0), read(block.add(2 + 4 * chunk)), 2)
         }

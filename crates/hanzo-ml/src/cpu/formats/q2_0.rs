@@ -2,7 +2,7 @@
 
 use hanzo_gguf::Format;
 
-use super::{Codes, CpuFormat, Scales, half_at};
+use super::{Ahead, Codes, CpuFormat, Scales, half_at};
 use crate::cpu::isa::{Isa};
 
 /// Offset 1, one scale for two chunks.
@@ -18,12 +18,12 @@ impl CpuFormat for Q2_0 {
     unsafe fn scales<I: Isa>(block: *const u8, s: &mut Scales, _: &mut Scales) {
         unsafe {
             let d = half_at::<I>(block);
-            s[..2].fill(d);
+            s.0[..2].fill(d);
         }
     }
 
     #[inline(always)]
-    unsafe fn codes<I: Isa>(block: *const u8, chunk: usize) -> I::B {
+    unsafe fn codes<I: Isa>(block: *const u8, chunk: usize, _: &Ahead) -> I::B {
         unsafe {
             I::crumbs(block.add(2 + 8 * chunk))
         }

@@ -4,7 +4,7 @@
 
 use hanzo_gguf::Format;
 
-use super::{Codes, CpuFormat, Scales, half_at, scale_u8};
+use super::{Ahead, Codes, CpuFormat, Scales, half_at, scale_u8};
 use crate::cpu::isa::{Isa, read};
 
 /// Sixteen groups of 16 with minima.
@@ -24,14 +24,14 @@ impl CpuFormat for Q2_K {
             let dmin = half_at::<I>(block.add(82));
             for half in 0..2 {
                 let packed: u64 = read(block.add(8 * half));
-                scale_u8::<I>(d, packed & 0x0f0f_0f0f_0f0f_0f0f, s[8 * half..].as_mut_ptr());
-                scale_u8::<I>(dmin, packed >> 4 & 0x0f0f_0f0f_0f0f_0f0f, m[8 * half..].as_mut_ptr());
+                scale_u8::<I>(d, packed & 0x0f0f_0f0f_0f0f_0f0f, s.0[8 * half..].as_mut_ptr());
+                scale_u8::<I>(dmin, packed >> 4 & 0x0f0f_0f0f_0f0f_0f0f, m.0[8 * half..].as_mut_ptr());
             }
         }
     }
 
     #[inline(always)]
-    unsafe fn codes<I: Isa>(block: *const u8, chunk: usize) -> I::B {
+    unsafe fn codes<I: Isa>(block: *const u8, chunk: usize, _: &Ahead) -> I::B {
         unsafe {
             let q = I::load(block.add(16 + 32 * (chunk / 4)));
             match chunk % 4 {

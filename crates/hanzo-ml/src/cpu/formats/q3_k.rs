@@ -4,7 +4,7 @@
 
 use hanzo_gguf::Format;
 
-use super::{Codes, CpuFormat, Scales, half_at, minus_32, scale_i8};
+use super::{Ahead, Codes, CpuFormat, Scales, half_at, minus_32, scale_i8};
 use crate::cpu::isa::{Isa, read};
 
 /// Offset 4, sixteen signed scales.
@@ -25,13 +25,13 @@ impl CpuFormat for Q3_K {
             let high = u64::from(read::<u32>(block.add(104)));
             let first = low & 0x0f0f_0f0f_0f0f_0f0f | (high & 0x0303_0303) << 4 | (high & 0x0c0c_0c0c) << 34;
             let last = low >> 4 & 0x0f0f_0f0f_0f0f_0f0f | (high & 0x3030_3030) | (high & 0xc0c0_c0c0) << 30;
-            scale_i8::<I>(d, minus_32(first), s.as_mut_ptr());
-            scale_i8::<I>(d, minus_32(last), s[8..].as_mut_ptr());
+            scale_i8::<I>(d, minus_32(first), s.0.as_mut_ptr());
+            scale_i8::<I>(d, minus_32(last), s.0[8..].as_mut_ptr());
         }
     }
 
     #[inline(always)]
-    unsafe fn codes<I: Isa>(block: *const u8, chunk: usize) -> I::B {
+    unsafe fn codes<I: Isa>(block: *const u8, chunk: usize, _: &Ahead) -> I::B {
         unsafe {
             let q = I::load(block.add(32 + 32 * (chunk / 4)));
             let low = match chunk % 4 {

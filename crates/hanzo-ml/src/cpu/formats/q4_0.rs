@@ -2,7 +2,7 @@
 
 use hanzo_gguf::Format;
 
-use super::{Codes, CpuFormat, Scales, half_at};
+use super::{Ahead, Codes, CpuFormat, Scales, half_at};
 use crate::cpu::isa::{Isa};
 
 /// Offset 8, one scale.
@@ -17,12 +17,12 @@ impl CpuFormat for Q4_0 {
     #[inline(always)]
     unsafe fn scales<I: Isa>(block: *const u8, s: &mut Scales, _: &mut Scales) {
         unsafe {
-            s[0] = half_at::<I>(block);
+            s.0[0] = half_at::<I>(block);
         }
     }
 
     #[inline(always)]
-    unsafe fn codes<I: Isa>(block: *const u8, _: usize) -> I::B {
+    unsafe fn codes<I: Isa>(block: *const u8, _: usize, _: &Ahead) -> I::B {
         unsafe {
             I::nibbles(block.add(2))
         }

@@ -2,7 +2,7 @@
 
 use hanzo_gguf::Format;
 
-use super::{Codes, CpuFormat, Scales, half_at};
+use super::{Ahead, Codes, CpuFormat, Scales, half_at};
 use crate::cpu::isa::{Isa};
 
 /// The minimum is minus the block's m.
@@ -18,13 +18,13 @@ impl CpuFormat for Q4_1 {
     #[inline(always)]
     unsafe fn scales<I: Isa>(block: *const u8, s: &mut Scales, m: &mut Scales) {
         unsafe {
-            s[0] = half_at::<I>(block);
-            m[0] = -half_at::<I>(block.add(2));
+            s.0[0] = half_at::<I>(block);
+            m.0[0] = -half_at::<I>(block.add(2));
         }
     }
 
     #[inline(always)]
-    unsafe fn codes<I: Isa>(block: *const u8, _: usize) -> I::B {
+    unsafe fn codes<I: Isa>(block: *const u8, _: usize, _: &Ahead) -> I::B {
         unsafe {
             I::nibbles(block.add(4))
         }

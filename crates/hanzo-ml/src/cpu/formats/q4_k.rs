@@ -4,7 +4,7 @@
 
 use hanzo_gguf::Format;
 
-use super::{Codes, CpuFormat, Scales, half_at, scale_u8, six_bit_pairs};
+use super::{Ahead, Codes, CpuFormat, Scales, half_at, scale_u8, six_bit_pairs};
 use crate::cpu::isa::{Isa};
 
 /// Eight groups of 32 with minima.
@@ -21,13 +21,13 @@ impl CpuFormat for Q4_K {
     unsafe fn scales<I: Isa>(block: *const u8, s: &mut Scales, m: &mut Scales) {
         unsafe {
             let (scales, minima) = six_bit_pairs(block.add(4));
-            scale_u8::<I>(half_at::<I>(block), scales, s.as_mut_ptr());
-            scale_u8::<I>(half_at::<I>(block.add(2)), minima, m.as_mut_ptr());
+            scale_u8::<I>(half_at::<I>(block), scales, s.0.as_mut_ptr());
+            scale_u8::<I>(half_at::<I>(block.add(2)), minima, m.0.as_mut_ptr());
         }
     }
 
     #[inline(always)]
-    unsafe fn codes<I: Isa>(block: *const u8, chunk: usize) -> I::B {
+    unsafe fn codes<I: Isa>(block: *const u8, chunk: usize, _: &Ahead) -> I::B {
         unsafe {
             let q = I::load(block.add(16 + 32 * (chunk / 2)));
             if chunk.is_multiple_of(2) { I::field::<0, 15>(q) } else { I::field::<4, 15>(q) }

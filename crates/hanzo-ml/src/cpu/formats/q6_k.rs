@@ -5,7 +5,7 @@
 
 use hanzo_gguf::Format;
 
-use super::{Codes, CpuFormat, Scales, half_at, scale_i8};
+use super::{Ahead, Codes, CpuFormat, Scales, half_at, scale_i8};
 use crate::cpu::isa::{Isa, read};
 
 /// Offset 32, sixteen signed scales.
@@ -21,13 +21,13 @@ impl CpuFormat for Q6_K {
     unsafe fn scales<I: Isa>(block: *const u8, s: &mut Scales, _: &mut Scales) {
         unsafe {
             let d = half_at::<I>(block.add(208));
-            scale_i8::<I>(d, read(block.add(192)), s.as_mut_ptr());
-            scale_i8::<I>(d, read(block.add(200)), s[8..].as_mut_ptr());
+            scale_i8::<I>(d, read(block.add(192)), s.0.as_mut_ptr());
+            scale_i8::<I>(d, read(block.add(200)), s.0[8..].as_mut_ptr());
         }
     }
 
     #[inline(always)]
-    unsafe fn codes<I: Isa>(block: *const u8, chunk: usize) -> I::B {
+    unsafe fn codes<I: Isa>(block: *const u8, chunk: usize, _: &Ahead) -> I::B {
         unsafe {
             let q = I::load(block.add(64 * (chunk / 4) + 32 * (chunk % 2)));
             let h = I::load(block.add(128 + 32 * (chunk / 4)));

@@ -93,17 +93,20 @@ pub(crate) fn random_rows(format: Format, rng: &mut Rng, bytes: usize, kind: Sca
 
 /// One block in the normal form: per element the code (offset taken off), and its group's scale and minimum.
 pub(crate) fn normal_form<F: CpuFormat>(block: &[u8]) -> Vec<(i32, f32, f32)> {
-    let (mut s, mut m) = ([0.0; 16], [0.0; 16]);
+    let (mut s, mut m) = (Scales::NONE, Scales::NONE);
     // SAFETY: the portable instruction set runs anywhere; `block` is one block.
     unsafe { F::scales::<Portable>(block.as_ptr(), &mut s, &mut m) };
+    let mut ahead = Ahead::new();
+    // SAFETY: as above.
+    unsafe { F::look_ahead::<Portable>(block.as_ptr(), &mut ahead) };
     let mut out = Vec::new();
     for chunk in 0..F::CHUNKS {
         // SAFETY: as above.
-        let codes = unsafe { F::codes::<Portable>(block.as_ptr(), chunk) };
+        let codes = unsafe { F::codes::<Portable>(block.as_ptr(), chunk, &ahead) };
         for (i, code) in codes.into_iter().enumerate() {
             let code = if F::SIGNED { i32::from(code as i8) } else { i32::from(code) - i32::from(F::OFFSET) };
             let group = (32 * chunk + i) / F::GROUP;
-            out.push((code, s[group], if F::HAS_MIN { m[group] } else { 0.0 }));
+            out.push((code, s.0[group], if F::HAS_MIN { m.0[group] } else { 0.0 }));
         }
     }
     out
@@ -129,21 +132,27 @@ fn same_as_portable<I: Isa, F: CpuFormat>() {
     let mut rng = Rng(7);
     for kind in [ScaleKind::Normal, ScaleKind::Subnormal] {
         for block in random_rows(F::FORMAT, &mut rng, 100 * F::BYTES, kind).chunks_exact(F::BYTES) {
-            let (mut s, mut m) = ([0.0; 16], [0.0; 16]);
-            let (mut s0, mut m0) = ([0.0; 16], [0.0; 16]);
+            let (mut s, mut m) = (Scales::NONE, Scales::NONE);
+            let (mut s0, mut m0) = (Scales::NONE, Scales::NONE);
             // SAFETY: the caller checked that the CPU has `I`; `block` is one block.
             unsafe {
                 F::scales::<I>(block.as_ptr(), &mut s, &mut m);
                 F::scales::<Portable>(block.as_ptr(), &mut s0, &mut m0);
+            }
+            let (mut ahead, mut ahead0) = (Ahead::new(), Ahead::new());
+            // SAFETY: as above.
+            unsafe {
+                F::look_ahead::<I>(block.as_ptr(), &mut ahead);
+                F::look_ahead::<Portable>(block.as_ptr(), &mut ahead0);
             }
             assert_eq!((s, m), (s0, m0), "{} scales", F::FORMAT);
             for chunk in 0..F::CHUNKS {
                 let mut codes = [0u8; 32];
                 // SAFETY: as above.
                 let expected = unsafe {
-                    I::store(codes.as_mut_ptr(), F::codes::<I>(block.as_ptr(), chunk));
+                    I::store(codes.as_mut_ptr(), F::codes::<I>(block.as_ptr(), chunk, &ahead));
                     let mut expected = [0u8; 32];
-                    let plain = F::codes::<Portable>(block.as_ptr(), chunk);
+                    let plain = F::codes::<Portable>(block.as_ptr(), chunk, &ahead0);
                     let plain = if F::SIGNED { I::signed(I::load(plain.as_ptr())) } else { I::load(plain.as_ptr()) };
                     I::store(expected.as_mut_ptr(), plain);
                     expected
@@ -187,16 +196,6 @@ fn every_block_format_has_a_cpu_file() {
     for_each_cpu_format!(push);
     for &format in Format::ALL {
         assert_eq!(seen.contains(&format), format.is_block(), "{format}");
-    }
-}
-
-#[test]
-fn sign_indices_expand_to_the_table_of_signs() {
-    use hanzo_gguf::formats::tables::KSIGNS;
-    for i in 0..128u32 {
-        for position in 0..4 {
-            assert_eq!(signs7(i << (7 * position)), u32::from(KSIGNS[i as usize]) << (8 * position));
-        }
     }
 }
 

@@ -5,7 +5,7 @@
 
 use hanzo_gguf::Format;
 
-use super::{Codes, CpuFormat, Scales, half_at};
+use super::{Ahead, Codes, CpuFormat, Scales, half_at};
 use crate::cpu::isa::{Isa, read};
 
 /// `x * 3^n` of each byte, wrapping.
@@ -39,12 +39,12 @@ impl CpuFormat for TQ1_0 {
     unsafe fn scales<I: Isa>(block: *const u8, s: &mut Scales, _: &mut Scales) {
         unsafe {
             let d = half_at::<I>(block.add(52));
-            s[..8].fill(d);
+            s.0[..8].fill(d);
         }
     }
 
     #[inline(always)]
-    unsafe fn codes<I: Isa>(block: *const u8, chunk: usize) -> I::B {
+    unsafe fn codes<I: Isa>(block: *const u8, chunk: usize, _: &Ahead) -> I::B {
         unsafe {
             let fraction = match chunk {
                 0..5 => times3::<I>(I::load(block), chunk),

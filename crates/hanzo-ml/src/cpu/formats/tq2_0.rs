@@ -4,7 +4,7 @@
 
 use hanzo_gguf::Format;
 
-use super::{Codes, CpuFormat, Scales, half_at};
+use super::{Ahead, Codes, CpuFormat, Scales, half_at};
 use crate::cpu::isa::{Isa};
 
 /// Offset 1, one scale for eight chunks.
@@ -20,12 +20,12 @@ impl CpuFormat for TQ2_0 {
     unsafe fn scales<I: Isa>(block: *const u8, s: &mut Scales, _: &mut Scales) {
         unsafe {
             let d = half_at::<I>(block.add(64));
-            s[..8].fill(d);
+            s.0[..8].fill(d);
         }
     }
 
     #[inline(always)]
-    unsafe fn codes<I: Isa>(block: *const u8, chunk: usize) -> I::B {
+    unsafe fn codes<I: Isa>(block: *const u8, chunk: usize, _: &Ahead) -> I::B {
         unsafe {
             let q = I::load(block.add(32 * (chunk / 4)));
             match chunk % 4 {

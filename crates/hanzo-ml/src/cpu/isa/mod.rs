@@ -135,6 +135,9 @@ pub(crate) trait Isa: Copy + 'static {
     // -- bytes -----------------------------------------------------------------------------------------------------
     unsafe fn load(p: *const u8) -> Self::B;
     unsafe fn store(p: *mut u8, x: Self::B);
+    /// Stores to `p`, aligned to 32, so that what is read from there comes from memory: the optimizer would keep the
+    /// vector and extract each element, and shuffles are scarcer than loads.
+    unsafe fn spill(p: *mut u8, x: Self::B);
     /// 16 bytes, twice.
     unsafe fn load_dup(p: *const u8) -> Self::B;
     unsafe fn splat(x: u8) -> Self::B;
@@ -144,8 +147,28 @@ pub(crate) trait Isa: Copy + 'static {
     unsafe fn nibbles(p: *const u8) -> Self::B;
     /// 16 bytes as 32 nibbles: 8 low, 8 high of the first eight bytes, then the same of the others.
     unsafe fn nibbles8(p: *const u8) -> Self::B;
+    /// 16 bytes as 32 nibbles: low, high, low, high, and so on.
+    unsafe fn nibble_pairs(p: *const u8) -> Self::B;
     /// 8 bytes as 32 two-bit fields, lowest first.
     unsafe fn crumbs(p: *const u8) -> Self::B;
+    /// Eight 16-bit words as 32 three-bit fields: the low four of each, lowest first.
+    unsafe fn threes(p: *const u8) -> Self::B;
+    /// Eight 32-bit words as 32 seven-bit fields: the low four of each, lowest first.
+    unsafe fn sevens(x: Self::B) -> Self::B;
+    /// Thirty-two 16-bit words (64 bytes) as the seven high bits of each.
+    unsafe fn high_sevens(p: *const u8) -> Self::B;
+    /// 64 bytes: the odd ones of their sixteen 32-bit words.
+    unsafe fn odd_words(p: *const u8) -> Self::B;
+    /// Four bytes, eight times.
+    unsafe fn splat4(x: u32) -> Self::B;
+    /// 0xff in the four bytes of each of eight 16-bit words that has its top bit set, else 0.
+    unsafe fn top_bits(p: *const u8) -> Self::B;
+    /// Four bytes, each eight times.
+    unsafe fn eights(x: u32) -> Self::B;
+    /// Spills `low[i] + 256 * high[i]` of 32 bytes to `out`, aligned to 32 (see [`Isa::spill`]).
+    unsafe fn spill_pairs(out: *mut u16, low: Self::B, high: Self::B);
+    /// Seven-bit fields with their parity in the top bit.
+    unsafe fn with_parity(x: Self::B) -> Self::B;
     /// `(x >> SHIFT) & MASK` of each byte; `MASK` has at most `8 - SHIFT` bits.
     unsafe fn field<const SHIFT: u32, const MASK: u8>(x: Self::B) -> Self::B;
     /// `(x & MASK) << SHIFT` of each byte; `MASK << SHIFT` fits a byte.
@@ -153,6 +176,8 @@ pub(crate) trait Isa: Copy + 'static {
     unsafe fn or(a: Self::B, b: Self::B) -> Self::B;
     /// Wrapping sum.
     unsafe fn add(a: Self::B, b: Self::B) -> Self::B;
+    /// Wrapping difference.
+    unsafe fn sub(a: Self::B, b: Self::B) -> Self::B;
     /// The first 16 bytes of `a`, the last 16 of `b`.
     unsafe fn halves(a: Self::B, b: Self::B) -> Self::B;
     /// 1 where a byte is at least `v` (unsigned), else 0.
@@ -181,10 +206,12 @@ pub(crate) trait Isa: Copy + 'static {
     // -- eight floats ----------------------------------------------------------------------------------------------
     unsafe fn f_zero() -> Self::F;
     unsafe fn f_splat(x: f32) -> Self::F;
-    /// Four lanes of `a`, then four of `b`.
-    unsafe fn f_splat2(a: &f32, b: &f32) -> Self::F;
+    /// Four lanes of the float at `p`, then four of the next.
+    unsafe fn f_splat2(p: *const f32) -> Self::F;
     unsafe fn f_load(p: *const f32) -> Self::F;
     unsafe fn f_store(p: *mut f32, x: Self::F);
+    /// As [`Isa::spill`].
+    unsafe fn f_spill(p: *mut f32, x: Self::F);
     unsafe fn f_mul(a: Self::F, b: Self::F) -> Self::F;
     /// `a * b + c`, fused where the instruction set fuses.
     unsafe fn f_fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;

@@ -82,6 +82,11 @@ impl Isa for Portable {
     }
 
     #[inline(always)]
+    unsafe fn spill(p: *mut u8, x: [u8; 32]) {
+        unsafe { Self::store(p, x) }
+    }
+
+    #[inline(always)]
     unsafe fn load_dup(p: *const u8) -> [u8; 32] {
         let x = unsafe { p.cast::<[u8; 16]>().read() };
         let mut out = [0; 32];
@@ -138,6 +143,88 @@ impl Isa for Portable {
     }
 
     #[inline(always)]
+    unsafe fn nibble_pairs(p: *const u8) -> [u8; 32] {
+        let x = unsafe { p.cast::<[u8; 16]>().read() };
+        let mut out = [0; 32];
+        for i in 0..16 {
+            out[2 * i] = x[i] & 15;
+            out[2 * i + 1] = x[i] >> 4;
+        }
+        out
+    }
+
+    #[inline(always)]
+    unsafe fn threes(p: *const u8) -> [u8; 32] {
+        let x = unsafe { p.cast::<[u16; 8]>().read_unaligned() };
+        let mut out = [0; 32];
+        for i in 0..8 {
+            for j in 0..4 {
+                out[4 * i + j] = (x[i] >> (3 * j) & 7) as u8;
+            }
+        }
+        out
+    }
+
+    #[inline(always)]
+    unsafe fn sevens(x: [u8; 32]) -> [u8; 32] {
+        let mut out = [0; 32];
+        for i in 0..8 {
+            let word = u32::from_le_bytes([x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]]);
+            for j in 0..4 {
+                out[4 * i + j] = (word >> (7 * j) & 127) as u8;
+            }
+        }
+        out
+    }
+
+    #[inline(always)]
+    unsafe fn high_sevens(p: *const u8) -> [u8; 32] {
+        map(unsafe { p.cast::<[u16; 32]>().read_unaligned() }, |word| (word >> 9) as u8)
+    }
+
+    #[inline(always)]
+    unsafe fn odd_words(p: *const u8) -> [u8; 32] {
+        let x = unsafe { p.cast::<[[u32; 2]; 8]>().read_unaligned() };
+        unsafe { Self::from8(map(x, |pair| pair[1])) }
+    }
+
+    #[inline(always)]
+    unsafe fn splat4(x: u32) -> [u8; 32] {
+        unsafe { Self::from8([x; 8]) }
+    }
+
+    #[inline(always)]
+    unsafe fn top_bits(p: *const u8) -> [u8; 32] {
+        let x = unsafe { p.cast::<[i16; 8]>().read_unaligned() };
+        unsafe { Self::from8(map(x, |word| i32::from(word >> 15) as u32)) }
+    }
+
+    #[inline(always)]
+    unsafe fn eights(x: u32) -> [u8; 32] {
+        let x = x.to_le_bytes();
+        let mut out = [0; 32];
+        for i in 0..32 {
+            out[i] = x[i / 8];
+        }
+        out
+    }
+
+    #[inline(always)]
+    unsafe fn spill_pairs(out: *mut u16, low: [u8; 32], high: [u8; 32]) {
+        let words = zip(low, high, |l, h| u16::from_le_bytes([l, h]));
+        unsafe { out.cast::<[u16; 32]>().write_unaligned(words) }
+    }
+
+    #[inline(always)]
+    unsafe fn with_parity(x: [u8; 32]) -> [u8; 32] {
+        map(x, |v| {
+            let p = v ^ v >> 4;
+            let p = p ^ p >> 2;
+            v | (p ^ p >> 1) << 7
+        })
+    }
+
+    #[inline(always)]
     unsafe fn crumbs(p: *const u8) -> [u8; 32] {
         let x = unsafe { p.cast::<[u8; 8]>().read() };
         let mut out = [0; 32];
@@ -167,6 +254,11 @@ impl Isa for Portable {
     #[inline(always)]
     unsafe fn add(a: [u8; 32], b: [u8; 32]) -> [u8; 32] {
         zip(a, b, u8::wrapping_add)
+    }
+
+    #[inline(always)]
+    unsafe fn sub(a: [u8; 32], b: [u8; 32]) -> [u8; 32] {
+        zip(a, b, u8::wrapping_sub)
     }
 
     #[inline(always)]
@@ -249,8 +341,9 @@ impl Isa for Portable {
     }
 
     #[inline(always)]
-    unsafe fn f_splat2(a: &f32, b: &f32) -> [f32; 8] {
-        [*a, *a, *a, *a, *b, *b, *b, *b]
+    unsafe fn f_splat2(p: *const f32) -> [f32; 8] {
+        let (a, b) = unsafe { (*p, *p.add(1)) };
+        [a, a, a, a, b, b, b, b]
     }
 
     #[inline(always)]
@@ -261,6 +354,11 @@ impl Isa for Portable {
     #[inline(always)]
     unsafe fn f_store(p: *mut f32, x: [f32; 8]) {
         unsafe { p.cast::<[f32; 8]>().write_unaligned(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn f_spill(p: *mut f32, x: [f32; 8]) {
+        unsafe { Self::f_store(p, x) }
     }
 
     #[inline(always)]

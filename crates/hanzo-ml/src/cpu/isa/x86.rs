@@ -21,6 +21,11 @@ macro_rules! ymm_methods {
         }
 
         #[inline(always)]
+        unsafe fn spill(p: *mut u8, x: __m256i) {
+            unsafe { p.cast::<__m256i>().write_volatile(x) }
+        }
+
+        #[inline(always)]
         unsafe fn load_dup(p: *const u8) -> __m256i {
             unsafe { _mm256_broadcastsi128_si256(_mm_loadu_si128(p.cast())) }
         }
@@ -57,6 +62,96 @@ macro_rules! ymm_methods {
                 let x = _mm256_permute4x64_epi64::<0b01_01_00_00>(x);
                 let x = _mm256_srlv_epi64(x, _mm256_setr_epi64x(0, 4, 0, 4));
                 _mm256_and_si256(x, _mm256_set1_epi8(15))
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn nibble_pairs(p: *const u8) -> __m256i {
+            unsafe {
+                let x = _mm256_cvtepu8_epi16(_mm_loadu_si128(p.cast()));
+                let x = _mm256_or_si256(x, _mm256_slli_epi16::<4>(x));
+                _mm256_and_si256(x, _mm256_set1_epi8(15))
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn threes(p: *const u8) -> __m256i {
+            unsafe {
+                let x = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
+                let low = _mm256_and_si256(x, _mm256_set1_epi32(0x7));
+                let second = _mm256_and_si256(_mm256_slli_epi32::<5>(x), _mm256_set1_epi32(0x700));
+                let third = _mm256_and_si256(_mm256_slli_epi32::<10>(x), _mm256_set1_epi32(0x7_0000));
+                let fourth = _mm256_and_si256(_mm256_slli_epi32::<15>(x), _mm256_set1_epi32(0x700_0000));
+                _mm256_or_si256(_mm256_or_si256(low, second), _mm256_or_si256(third, fourth))
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn sevens(x: __m256i) -> __m256i {
+            unsafe {
+                let low = _mm256_and_si256(x, _mm256_set1_epi32(0x7f));
+                let second = _mm256_and_si256(_mm256_slli_epi32::<1>(x), _mm256_set1_epi32(0x7f00));
+                let third = _mm256_and_si256(_mm256_slli_epi32::<2>(x), _mm256_set1_epi32(0x7f_0000));
+                let fourth = _mm256_and_si256(_mm256_slli_epi32::<3>(x), _mm256_set1_epi32(0x7f00_0000));
+                _mm256_or_si256(_mm256_or_si256(low, second), _mm256_or_si256(third, fourth))
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn high_sevens(p: *const u8) -> __m256i {
+            unsafe {
+                let a = _mm256_srli_epi16::<9>(_mm256_loadu_si256(p.cast()));
+                let b = _mm256_srli_epi16::<9>(_mm256_loadu_si256(p.add(32).cast()));
+                _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi16(a, b))
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn odd_words(p: *const u8) -> __m256i {
+            unsafe {
+                let (a, b) = (_mm256_loadu_ps(p.cast()), _mm256_loadu_ps(p.add(32).cast()));
+                let odd = _mm256_castps_si256(_mm256_shuffle_ps::<0b11_01_11_01>(a, b));
+                _mm256_permute4x64_epi64::<0b11_01_10_00>(odd)
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn splat4(x: u32) -> __m256i {
+            unsafe { _mm256_set1_epi32(x as i32) }
+        }
+
+        #[inline(always)]
+        unsafe fn top_bits(p: *const u8) -> __m256i {
+            unsafe { _mm256_srai_epi32::<31>(_mm256_cvtepi16_epi32(_mm_loadu_si128(p.cast()))) }
+        }
+
+        #[inline(always)]
+        unsafe fn eights(x: u32) -> __m256i {
+            unsafe {
+                let index = _mm256_setr_epi64x(0, 0x0101_0101_0101_0101, 0x0202_0202_0202_0202, 0x0303_0303_0303_0303);
+                _mm256_shuffle_epi8(_mm256_set1_epi32(x as i32), index)
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn spill_pairs(out: *mut u16, low: __m256i, high: __m256i) {
+            unsafe {
+                let low = _mm256_permute4x64_epi64::<0b11_01_10_00>(low);
+                let high = _mm256_permute4x64_epi64::<0b11_01_10_00>(high);
+                Self::spill(out.cast(), _mm256_unpacklo_epi8(low, high));
+                Self::spill(out.add(16).cast(), _mm256_unpackhi_epi8(low, high));
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn with_parity(x: __m256i) -> __m256i {
+            unsafe {
+                // The parity of a nibble, in bit 7.
+                let table = _mm256_broadcastsi128_si256(_mm_setr_epi8(
+                    0, -128, -128, 0, -128, 0, 0, -128, -128, 0, 0, -128, 0, -128, -128, 0,
+                ));
+                let nibble = _mm256_and_si256(_mm256_xor_si256(x, _mm256_srli_epi16::<4>(x)), _mm256_set1_epi8(15));
+                _mm256_or_si256(x, _mm256_shuffle_epi8(table, nibble))
             }
         }
 
@@ -99,6 +194,11 @@ macro_rules! ymm_methods {
         }
 
         #[inline(always)]
+        unsafe fn sub(a: __m256i, b: __m256i) -> __m256i {
+            unsafe { _mm256_sub_epi8(a, b) }
+        }
+
+        #[inline(always)]
         unsafe fn halves(a: __m256i, b: __m256i) -> __m256i {
             unsafe { _mm256_blend_epi32::<0xf0>(a, b) }
         }
@@ -127,8 +227,8 @@ macro_rules! ymm_methods {
         }
 
         #[inline(always)]
-        unsafe fn f_splat2(a: &f32, b: &f32) -> __m256 {
-            unsafe { _mm256_blend_ps::<0xf0>(_mm256_broadcast_ss(a), _mm256_broadcast_ss(b)) }
+        unsafe fn f_splat2(p: *const f32) -> __m256 {
+            unsafe { _mm256_blend_ps::<0xf0>(_mm256_broadcast_ss(&*p), _mm256_broadcast_ss(&*p.add(1))) }
         }
 
         #[inline(always)]
@@ -139,6 +239,11 @@ macro_rules! ymm_methods {
         #[inline(always)]
         unsafe fn f_store(p: *mut f32, x: __m256) {
             unsafe { _mm256_storeu_ps(p, x) }
+        }
+
+        #[inline(always)]
+        unsafe fn f_spill(p: *mut f32, x: __m256) {
+            unsafe { p.cast::<__m256>().write_volatile(x) }
         }
 
         #[inline(always)]
