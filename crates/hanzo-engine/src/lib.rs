@@ -2,6 +2,7 @@
 #![deny(missing_docs)]
 
 pub mod arch;
+pub mod chat;
 pub mod error;
 pub mod sample;
 pub mod tokenizer;
