@@ -7,15 +7,16 @@ use minijinja::{Error, ErrorKind};
 /// Values nested deeper than this are refused.
 const MAX_DEPTH: usize = 64;
 
-/// The filter. `indent` (a number) spreads the text over lines, `sort_keys` sorts; other options of `json.dumps` are
-/// accepted and have no effect.
+/// The filter. `indent` (a number) spreads the text over lines, `sort_keys` sorts, `ensure_ascii` escapes what is not
+/// ASCII; other options of `json.dumps` are accepted and have no effect.
 pub(super) fn to_json(value: &Value, indent: Option<usize>, options: Kwargs) -> Result<Value, Error> {
     let indent = match indent {
         Some(indent) => Some(indent),
         None => options.get("indent")?,
     };
-    let sort = options.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
-    let mut writer = Writer { out: String::new(), indent: indent.map(|width| width.min(16)), sort };
+    let flag = |name| options.get::<Option<bool>>(name).map(|flag| flag.unwrap_or(false));
+    let (sort, ascii) = (flag("sort_keys")?, flag("ensure_ascii")?);
+    let mut writer = Writer { out: String::new(), indent: indent.map(|width| width.min(16)), sort, ascii };
     writer.value(value, 0)?;
     Ok(Value::from_safe_string(writer.out))
 }
@@ -24,6 +25,7 @@ struct Writer {
     out: String,
     indent: Option<usize>,
     sort: bool,
+    ascii: bool,
 }
 
 impl Writer {
@@ -70,7 +72,19 @@ impl Writer {
 
     fn string(&mut self, text: &str) {
         // A string always serializes.
-        self.out.push_str(&serde_json::to_string(text).unwrap_or_default());
+        let quoted = serde_json::to_string(text).unwrap_or_default();
+        if !self.ascii {
+            self.out.push_str(&quoted);
+            return;
+        }
+        for char in quoted.chars() {
+            if char.is_ascii() {
+                self.out.push(char);
+            } else {
+                let mut units = [0; 2];
+                self.out.extend(char.encode_utf16(&mut units).iter().map(|unit| format!("\\u{unit:04x}")));
+            }
+        }
     }
 
     /// Before element `index`.

@@ -192,6 +192,7 @@ impl ChatTemplate {
         environment.set_formatter(print);
         environment.set_fuel(Some(FUEL));
         environment.add_filter("tojson", json::to_json);
+        environment.add_test("iterable", is_iterable);
         environment.add_function("raise_exception", raise);
 
         let mut variants = BTreeMap::new();
@@ -282,6 +283,11 @@ fn print(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Error
         ValueKind::None => Ok(out.write_str("None")?),
         _ => minijinja::escape_formatter(out, state, value),
     }
+}
+
+/// Whether Python can iterate over a value: not over None, whatever Jinja thinks here.
+fn is_iterable(value: &Value) -> bool {
+    !value.is_none() && value.try_iter().is_ok()
 }
 
 /// What `raise_exception` leaves in an error.

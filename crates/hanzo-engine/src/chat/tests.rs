@@ -113,6 +113,8 @@ fn json_is_written_as_python_writes_it() {
     let text = try_render("{{ {'b': [1, {}], 'a': 2} | tojson(indent=2) }}", &[], &options).expect("renders");
     assert_eq!(text, "{\n  \"b\": [\n    1,\n    {}\n  ],\n  \"a\": 2\n}");
     assert_eq!(render("{{ tools is none }}{{ not tools }}{{ tools is defined }}", &[]), "TrueTrueTrue");
+    assert_eq!(render("{{ tools is iterable }}{{ 'x' is iterable }}{{ nothing is iterable }}", &[]), "FalseTrueTrue");
+    assert_eq!(render("{{ 'é🙂' | tojson(ensure_ascii=True) }}", &[]), r#""\u00e9\ud83d\ude42""#);
 }
 
 #[test]

@@ -285,3 +285,6 @@ impl Tokenizer {
 
 /// What SentencePiece writes for a space. Pieces hold plain spaces here, so texts are mapped the same way.
 const SPACE_MARK: char = '\u{2581}';
+
+#[cfg(test)]
+mod tests;
