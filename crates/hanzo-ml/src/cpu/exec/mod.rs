@@ -8,6 +8,7 @@ mod attend;
 mod contract;
 mod lower;
 mod rows;
+mod state;
 mod store;
 
 use super::isa::IsaLevel;
@@ -22,6 +23,7 @@ use crate::plan::{DType, Op, Plan, Sizes, ValueId};
 use attend::{AttendTask, Visible};
 use contract::{ContractTask, QuantizeTask, WorkerScratch};
 use rows::RowTask;
+use state::StateTask;
 use std::cell::UnsafeCell;
 use std::ops::Range;
 use std::sync::Arc;
@@ -36,6 +38,7 @@ enum Task {
     Contract(ContractTask),
     Store(StoreTask),
     Attend(AttendTask),
+    State(StateTask),
 }
 
 /// A task with its place in the Plan and this step's number of items.
@@ -191,6 +194,7 @@ impl Task {
             Task::Contract(t) => t.items(rows),
             Task::Store(t) => t.items(sizes),
             Task::Attend(t) => t.items(batch),
+            Task::State(t) => t.items(sizes),
         }
     }
 
@@ -201,6 +205,7 @@ impl Task {
             Task::Contract(t) => t.run(ctx, item, scratch),
             Task::Store(t) => t.run(ctx, item, scratch),
             Task::Attend(t) => t.run(ctx, item, scratch),
+            Task::State(t) => t.run(ctx, item, scratch),
         }
     }
 }
@@ -239,6 +244,9 @@ impl CpuExecutable {
                         Task::Store(StoreTask::new(&plan, op, bound, &ropes, &mut needs).ok_or_else(no_kernel)?)
                     }
                     Op::Attention { q, spec, out } => Task::Attend(AttendTask::new(*q, spec, *out, bound, &mut needs)),
+                    Op::ShortConv { .. } | Op::GatedDelta { .. } => {
+                        Task::State(StateTask::new(&plan, op, bound, options, &mut needs).ok_or_else(no_kernel)?)
+                    }
                     op => Task::Rows(RowTask::new(&plan, op, bound, &mut needs).ok_or_else(no_kernel)?),
                 };
                 slots.push(Slot { op: i, task, items: 0, busy: AtomicU64::new(0) });
