@@ -88,17 +88,21 @@ impl AttentionInput<'_> {
 
 /// Floats of scratch that [`attention`] and [`attention_partial`] need.
 pub const fn attention_scratch(d_k: usize, d_v: usize) -> usize {
-    BLOCK_ROWS * d_k + PAGE * d_k + PAGE * padded(d_v) + BLOCK_ROWS * PAGE + 2 * BLOCK_ROWS * padded(d_v)
+    BLOCK_ROWS * d_k + page_floats(d_k, d_v) + BLOCK_ROWS * PAGE + 2 * BLOCK_ROWS * padded(d_v)
+}
+
+/// Floats of a page's transposed keys, or of its widened values: they are never needed at the same time, and in one
+/// buffer they stay in the first-level cache next to the page that is being fetched.
+const fn page_floats(d_k: usize, d_v: usize) -> usize {
+    if d_k > padded(d_v) { PAGE * d_k } else { PAGE * padded(d_v) }
 }
 
 /// A block's scratch, cut up.
 struct Scratch {
     /// Panels `[d_k][rows of tile]`.
     q: *mut f32,
-    /// `[d_k][PAGE]`.
-    kt: *mut f32,
-    /// `[PAGE][stride]`.
-    v: *mut f32,
+    /// Keys `[d_k][PAGE]`, then values `[PAGE][stride]`.
+    page: *mut f32,
     /// `[BLOCK_ROWS][PAGE]`.
     p: *mut f32,
     /// `[BLOCK_ROWS][stride]`: this split's unnormalised output.
@@ -112,17 +116,14 @@ impl Scratch {
     fn new(buffer: &mut [f32], d_k: usize, d_v: usize) -> Scratch {
         let stride = padded(d_v);
         assert!(buffer.len() >= attention_scratch(d_k, d_v));
-        // Columns beyond d_v are never written by `load_values`.
-        buffer[BLOCK_ROWS * d_k + PAGE * d_k..][..PAGE * stride].fill(0.0);
         let q = buffer.as_mut_ptr();
         // SAFETY: the parts add up to `attention_scratch`.
         unsafe {
-            let kt = q.add(BLOCK_ROWS * d_k);
-            let v = kt.add(PAGE * d_k);
-            let p = v.add(PAGE * stride);
+            let page = q.add(BLOCK_ROWS * d_k);
+            let p = page.add(page_floats(d_k, d_v));
             let o = p.add(BLOCK_ROWS * PAGE);
             let total = o.add(BLOCK_ROWS * stride);
-            Scratch { q, kt, v, p, o, total, stride }
+            Scratch { q, page, p, o, total, stride }
         }
     }
 }
@@ -282,7 +283,7 @@ unsafe fn accumulate<S: Simd>(
         // SAFETY: `page_ptr` checks the page; the scratch parts have the sizes that the callees name.
         unsafe {
             let (kp, kn) = (input.k.page_ptr(page, input.head), input.k.page_ptr(next, input.head));
-            load_keys(s, &input.k, kp, kn, scratch.kt);
+            load_keys(s, &input.k, kp, kn, scratch.page);
             let mut alpha = [0.0f32; BLOCK_ROWS];
             let mut sums = [0.0f32; BLOCK_ROWS];
             let mut row = 0;
@@ -291,7 +292,7 @@ unsafe fn accumulate<S: Simd>(
                 let p = scratch.p.add(row * PAGE);
                 let seen = |r: usize| block.lo[r] < base + PAGE && block.hi[r] > base;
                 if (row..row + n).any(seen) {
-                    scores(s, n, scratch.q.add(row * d), scratch.kt, d, p);
+                    scores(s, n, scratch.q.add(row * d), scratch.page, d, p);
                     for r in 0..n {
                         let (at, p) = (row + r, p.add(r * PAGE));
                         if seen(at) {
@@ -311,14 +312,14 @@ unsafe fn accumulate<S: Simd>(
                 state.l[r] = state.l[r] * alpha[r] + sums[r];
             }
             let (vp, vn) = (input.v.page_ptr(page, input.head), input.v.page_ptr(next, input.head));
-            load_values(s, &input.v, vp, vn, used.1, scratch.v, scratch.stride);
+            load_values(s, &input.v, vp, vn, used.1, scratch.page, scratch.stride);
             let mut row = 0;
             while row < block.rows {
                 let n = tile_rows::<S>(block.rows - row);
                 if (row..row + n).any(|r| block.lo[r] < base + PAGE && block.hi[r] > base) {
                     let o = scratch.o.add(row * scratch.stride);
                     let p = scratch.p.add(row * PAGE);
-                    weighted_values(s, n, p, scratch.v, used, o, scratch.stride, alpha.as_ptr().add(row));
+                    weighted_values(s, n, p, scratch.page, used, o, scratch.stride, alpha.as_ptr().add(row));
                 }
                 row += n;
             }

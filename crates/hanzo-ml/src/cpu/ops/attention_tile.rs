@@ -98,7 +98,7 @@ unsafe fn transpose<S: Simd, R: RowFormat>(
     }
 }
 
-/// The first `keys` rows of a page's values as `out[key][stride]`; columns beyond `dim` are left alone. The
+/// The first `keys` rows of a page's values as `out[key][stride]`; columns beyond `dim` are zero. The
 /// page at `next` is asked for meanwhile.
 ///
 /// # Safety
@@ -151,6 +151,9 @@ unsafe fn widen<S: Simd, R: RowFormat>(
             }
             for e in whole..d {
                 *dst.add(e) = R::get(src, e);
+            }
+            for e in d..stride {
+                *dst.add(e) = 0.0;
             }
         }
     }
