@@ -114,10 +114,24 @@ fn map(a: [f32; PL], f: impl Fn(f32) -> f32) -> [f32; PL] {
     out
 }
 
-/// `2^n` for integral n in [-126, 127].
+/// Adding 1.5 * 2^23 leaves no fraction bits: the addition itself rounds to nearest even.
+const MAGIC: f32 = 12_582_912.0;
+
+/// `2^n` for integral n in [-126, 127]: the sum's low bits are the biased exponent, without a conversion to integer
+/// (whose saturation does not vectorise).
 #[inline(always)]
 fn pow2(n: f32) -> f32 {
-    f32::from_bits((((n as i32) + 127) as u32) << 23)
+    f32::from_bits((n + (MAGIC + 127.0)).to_bits() << 23)
+}
+
+/// A half's value, without branches: its exponent and mantissa as an f32 that is 2^112 times too small, subnormals
+/// included, then the exponent of infinity and NaN.
+#[inline(always)]
+fn half_to_f32(h: u16) -> f32 {
+    let h = h as u32;
+    let scaled = f32::from_bits((h & 0x7fff) << 13) * f32::from_bits((127 + 112) << 23);
+    let special = if h & 0x7c00 == 0x7c00 { 0x7f80_0000 } else { 0 };
+    f32::from_bits(scaled.to_bits() | special | (h & 0x8000) << 16)
 }
 
 impl Simd for Portable {
@@ -159,7 +173,7 @@ impl Simd for Portable {
     unsafe fn load_f16(self, p: *const u16) -> Self::F {
         let mut v = [0.0; PL];
         for (i, x) in v.iter_mut().enumerate() {
-            *x = half::f16::from_bits(unsafe { p.add(i).read_unaligned() }).to_f32_const();
+            *x = half_to_f32(unsafe { p.add(i).read_unaligned() });
         }
         v
     }
@@ -231,15 +245,13 @@ impl Simd for Portable {
     }
     #[inline(always)]
     fn round(self, a: Self::F) -> Self::F {
-        // Adding 1.5 * 2^23 leaves no fraction bits: the addition itself rounds to nearest even.
-        const MAGIC: f32 = 12_582_912.0;
         map(a, |x| (x + MAGIC) - MAGIC)
     }
     #[inline(always)]
     fn scale_pow2(self, p: Self::F, n: Self::F) -> Self::F {
         // Two factors, each a normal number; the first product is exact, so there is one rounding.
         zip(p, n, |p, n| {
-            let half = (0.5 * n) as i32 as f32;
+            let half = (0.5 * n + MAGIC) - MAGIC;
             p * pow2(half) * pow2(n - half)
         })
     }
