@@ -5,6 +5,7 @@ use std::fs;
 use std::io::Write;
 use std::path::Path;
 
+use hanzo_ml::cpu::isa::IsaLevel;
 use serde::Serialize;
 
 use crate::cli::Context;
@@ -25,6 +26,10 @@ struct Cpu {
     model: Option<String>,
     /// The architecture of this build.
     arch: &'static str,
+    /// The kernels in force: the best that the processor supports, or what `HANZO_ISA` names.
+    kernels: &'static str,
+    /// All kernels that the processor supports.
+    kernels_supported: Vec<&'static str>,
     /// Threads this process may use (affinity and container limits applied).
     threads: usize,
     /// Physical cores of the machine.
@@ -62,7 +67,8 @@ struct Devices {
 
 /// Prints what is there.
 pub fn run(args: Args, _context: &Context) -> anyhow::Result<()> {
-    let devices = Devices { cpu: cpu(), memory: fs::read_to_string("/proc/meminfo").ok().and_then(|t| memory(&t)) };
+    let isa = hanzo_ml::settings::Settings::from_env()?.isa;
+    let devices = Devices { cpu: cpu(isa), memory: fs::read_to_string("/proc/meminfo").ok().and_then(|t| memory(&t)) };
     if args.json {
         return output::print_json(&devices);
     }
@@ -74,6 +80,7 @@ pub fn run(args: Args, _context: &Context) -> anyhow::Result<()> {
     threads.extend(cpu.cores.map(|n| counted(n, "core")));
     threads.extend(cpu.sockets.map(|n| counted(n, "socket")));
     writeln!(out, "threads   {}", threads.join(", "))?;
+    writeln!(out, "kernels   {} (of {})", cpu.kernels, cpu.kernels_supported.join(", "))?;
     writeln!(out, "features  {}", cpu.features.join(" "))?;
     for cache in &cpu.caches {
         let name = format!("L{}{}", cache.level, if cache.kind == "Unified" { "" } else { &cache.kind[..1] });
@@ -86,12 +93,14 @@ pub fn run(args: Args, _context: &Context) -> anyhow::Result<()> {
     Ok(out.finish()?)
 }
 
-fn cpu() -> Cpu {
+fn cpu(isa: IsaLevel) -> Cpu {
     let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let (cores, sockets) = topology(&info);
     Cpu {
         model: model_name(&info),
         arch: std::env::consts::ARCH,
+        kernels: isa.name(),
+        kernels_supported: IsaLevel::available().map(IsaLevel::name).collect(),
         threads: std::thread::available_parallelism().map_or(1, |n| n.get()),
         cores,
         sockets,
