@@ -1,9 +1,9 @@
 //! Speed of the CPU contractions on one thread: `contract_speed [FORMAT,..|all] [ISA] [ROWSxK] [TOKENS]`.
 //!
-//! Mat-vec: GB/s of weights, once with copies of the matrix that add up to 256 MiB (out of cache, beside the speed of
-//! plainly reading such a buffer), once with one matrix over and over. GEMM: 10^9 operations (two per multiply-add) a
-//! second for TOKENS tokens. Best of several runs, in the thread's CPU time where the system has such a clock: this is
-//! the kernel's own speed, not a benchmark of the machine.
+//! Mat-vec of one token: GB/s of weights, once with copies of the matrix that add up to 256 MiB (out of cache, beside the
+//! speed of plainly reading such a buffer), once with one matrix over and over; and of up to four tokens, 10^9 operations
+//! (two per multiply-add) a second. GEMM: the same for TOKENS tokens. Best of several runs, in the thread's CPU time where
+//! the system has such a clock: this is the kernel's own speed, not a benchmark of the machine.
 
 use std::hint::black_box;
 
@@ -72,7 +72,9 @@ fn main() {
         black_box(sums);
     });
     println!("{isa}, {rows} x {k}, {tokens} tokens; plain read {:.1} GB/s", WORKING_SET as f64 / read / 1e9);
-    println!("| format | bits | matvec GB/s | in cache | Gop/s | GEMM Gop/s |\n|---|---|---|---|---|---|");
+    println!(
+        "| format | bits | matvec GB/s | in cache | Gop/s | 4 tokens | GEMM Gop/s |\n|---|---|---|---|---|---|---|"
+    );
 
     let x: Vec<f32> = (0..tokens * k).map(|i| ((i * 37 % 101) as f32 - 50.0) / 17.0).collect();
     let mut acts_memory = ActBuf::new();
@@ -110,14 +112,17 @@ fn main() {
         };
         let cold = best(3, || (0..copies).for_each(|copy| call(Contraction::MatVec, copy, 1))) / copies as f64;
         let warm = best(20, || call(Contraction::MatVec, 0, 1));
+        let few = tokens.min(4);
+        let four = best(20, || call(Contraction::MatVec, 0, few));
         let gemm = best(3, || call(Contraction::Gemm, 0, tokens));
         let ops = 2.0 * (rows * k) as f64;
         println!(
-            "| {format} | {:.2} | {:.1} | {:.1} | {:.0} | {:.0} |",
+            "| {format} | {:.2} | {:.1} | {:.1} | {:.0} | {:.0} | {:.0} |",
             8.0 * bytes as f64 / (rows * k) as f64,
             bytes as f64 / cold / 1e9,
             bytes as f64 / warm / 1e9,
             ops / warm / 1e9,
+            ops * few as f64 / four / 1e9,
             ops * tokens as f64 / gemm / 1e9,
         );
     }

@@ -153,7 +153,7 @@ pub(super) unsafe fn run<I: Isa, F: CpuFormat>(job: &mut Job<'_>, micros: &Micro
     }
 }
 
-/// Packs elements `from..from + k` of all tokens; padding tokens are zeros.
+/// Packs elements `from..from + k` of all tokens, four at a time.
 #[inline(always)]
 unsafe fn pack_activations<I: Isa, F: CpuFormat>(job: &Job<'_>, plan: &Plan, memory: *mut u8, from: usize, k: usize) {
     let Input::Int8(acts) = job.input else {
@@ -165,22 +165,33 @@ unsafe fn pack_activations<I: Isa, F: CpuFormat>(job: &Job<'_>, plan: &Plan, mem
     while first < plan.padded {
         unsafe {
             let (block, m) = plan.block::<I>(memory, first);
-            for t in 0..m {
-                // A padding token repeats the last one: finite work, never written.
-                let row = acts.row(job.tokens.rows((first + t).min(tokens - 1)).0);
+            for four in (0..m).step_by(4) {
+                // Padding tokens repeat the last one: finite work, never written.
+                let mut rows = [acts.row(0); 4];
+                for t in 0..4 {
+                    rows[t] = acts.row(job.tokens.rows((first + four + t).min(tokens - 1)).0);
+                }
                 for group in 0..k / 32 {
                     let at = from / 32 + group;
-                    I::pack_acts(row.codes.add(32 * at), block.codes.add((group * 8 * m + t) * 4), 4 * m);
-                    block.d.add(group * m + t).write(*row.d.add(at));
-                    if I::PACKED_OFFSET {
-                        let sums = row.sums.add(2 * at).cast::<[i16; 2]>().read_unaligned();
-                        block.sums.cast::<[i16; 2]>().add(group * m + t).write(sums);
+                    let mut codes = [rows[0].codes; 4];
+                    for t in 0..4 {
+                        codes[t] = rows[t].codes.add(32 * at);
                     }
-                    if F::HAS_MIN && F::GROUP == 32 {
-                        block.dsums.add(group * m + t).write(*row.dsums.add(at));
-                    } else if F::HAS_MIN {
-                        block.dsums.add(2 * group * m + t).write(*row.dsums16.add(2 * at));
-                        block.dsums.add((2 * group + 1) * m + t).write(*row.dsums16.add(2 * at + 1));
+                    I::pack_acts(codes, block.codes.add((group * 8 * m + four) * 4), 4 * m);
+                    for t in 0..4 {
+                        let to = group * m + four + t;
+                        block.d.add(to).write(*rows[t].d.add(at));
+                        if I::PACKED_OFFSET && (F::SIGNED || F::OFFSET != 0) {
+                            let sums = rows[t].sums.add(2 * at).cast::<u32>().read_unaligned();
+                            block.sums.cast::<u32>().add(to).write(sums);
+                        }
+                        if F::HAS_MIN && F::GROUP == 32 {
+                            block.dsums.add(to).write(*rows[t].dsums.add(at));
+                        } else if F::HAS_MIN {
+                            let to = to + group * m;
+                            block.dsums.add(to).write(*rows[t].dsums16.add(2 * at));
+                            block.dsums.add(to + m).write(*rows[t].dsums16.add(2 * at + 1));
+                        }
                     }
                 }
             }

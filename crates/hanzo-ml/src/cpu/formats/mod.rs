@@ -107,6 +107,8 @@ macro_rules! for_each_cpu_format {
             iq1_s::IQ1_S, iq1_m::IQ1_M, iq2_xxs::IQ2_XXS, iq2_xs::IQ2_XS, iq2_s::IQ2_S,
             iq3_xxs::IQ3_XXS, iq3_s::IQ3_S, iq4_nl::IQ4_NL, iq4_xs::IQ4_XS,
             tq1_0::TQ1_0, tq2_0::TQ2_0, mxfp4::MXFP4, nvfp4::NVFP4, q1_0::Q1_0, q2_0::Q2_0,
+            #[cfg(feature = "synthetic-format")]
+            x26::X26_TEST,
         }
     };
 }

@@ -81,6 +81,15 @@ pub(crate) fn random_rows(format: Format, rng: &mut Rng, bytes: usize, kind: Sca
                 }
                 &[]
             }
+            #[cfg(feature = "synthetic-format")]
+            Format::X26_TEST => {
+                block[12] = match kind {
+                    ScaleKind::Normal => 130 + rng.next() as u8 % 8,
+                    ScaleKind::Subnormal => rng.next() as u8 % 20,
+                    ScaleKind::Zero => 0,
+                };
+                &[]
+            }
             _ => &[0],
         };
         for &at in halves {

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::x86::{transpose8, ymm_methods};
+use super::x86::{transpose4, transpose8, ymm_methods};
 use super::{Isa, Quantized};
 
 /// AVX2, FMA, F16C, BMI2.
@@ -192,11 +192,14 @@ impl Isa for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn pack_acts(codes: *const i8, out: *mut i16, stride: usize) {
+    unsafe fn pack_acts(codes: [*const i8; 4], out: *mut i16, stride: usize) {
         unsafe {
-            for step in 0..8 {
-                let four = _mm_cvtepi8_epi16(_mm_cvtsi32_si128(super::read(codes.add(4 * step).cast())));
-                _mm_storel_epi64(out.add(step * stride).cast(), four);
+            let steps = transpose4(codes);
+            for step in 0..4 {
+                let low = _mm256_cvtepi8_epi16(_mm256_castsi256_si128(steps[step]));
+                let high = _mm256_cvtepi8_epi16(_mm256_extracti128_si256::<1>(steps[step]));
+                _mm256_storeu_si256(out.add(step * stride).cast(), low);
+                _mm256_storeu_si256(out.add((step + 4) * stride).cast(), high);
             }
         }
     }

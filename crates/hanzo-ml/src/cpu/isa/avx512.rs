@@ -6,7 +6,7 @@
 
 use std::arch::x86_64::*;
 
-use super::x86::{transpose8, ymm_methods};
+use super::x86::{transpose4, transpose8, ymm_methods};
 use super::{Isa, Quantized};
 
 /// AVX-512 F, BW, VL, DQ, VNNI, beside AVX2, FMA, F16C and BMI2.
@@ -172,10 +172,12 @@ impl Isa for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn pack_acts(codes: *const i8, out: *mut u8, stride: usize) {
+    unsafe fn pack_acts(codes: [*const i8; 4], out: *mut u8, stride: usize) {
         unsafe {
-            for step in 0..8 {
-                out.add(step * stride).cast::<u32>().write_unaligned(super::read(codes.add(4 * step).cast()));
+            let steps = transpose4(codes);
+            for step in 0..4 {
+                _mm_storeu_si128(out.add(step * stride).cast(), _mm256_castsi256_si128(steps[step]));
+                _mm_storeu_si128(out.add((step + 4) * stride).cast(), _mm256_extracti128_si256::<1>(steps[step]));
             }
         }
     }

@@ -255,8 +255,8 @@ pub(crate) trait Isa: Copy + 'static {
     /// Packs 32 codes of `NR` rows (`[NR][32]` bytes at `codes`, as a format gives them, `offset` not yet taken off) to
     /// eight steps of `[NR][4]`, in the lane order that [`Isa::wi_step`] wants.
     unsafe fn pack_weights(codes: *const u8, signed: bool, offset: u8, out: *mut Self::Packed);
-    /// Packs 32 activation codes of one token to eight steps of 4, `stride` packed codes apart.
-    unsafe fn pack_acts(codes: *const i8, out: *mut Self::Packed, stride: usize);
+    /// Packs 32 activation codes of four tokens to eight steps of `[4 tokens][4]`, `stride` packed codes apart.
+    unsafe fn pack_acts(codes: [*const i8; 4], out: *mut Self::Packed, stride: usize);
 }
 
 /// The step and its inverse for a group whose largest magnitude is `amax`.

@@ -533,11 +533,16 @@ impl Isa for Portable {
     }
 
     #[inline(always)]
-    unsafe fn pack_acts(codes: *const i8, out: *mut i16, stride: usize) {
+    unsafe fn pack_acts(codes: [*const i8; 4], out: *mut i16, stride: usize) {
         for step in 0..8 {
-            for j in 0..4 {
-                // SAFETY: `codes` has 32 bytes; `out` has eight steps of four codes, `stride` apart.
-                unsafe { out.add(step * stride + j).write(i16::from(*codes.add(step * 4 + j))) };
+            for t in 0..4 {
+                for j in 0..4 {
+                    // SAFETY: tokens have 32 codes; `out` has eight steps of sixteen, `stride` apart.
+                    unsafe {
+                        let code = *codes[t].add(step * 4 + j);
+                        out.add(step * stride + t * 4 + j).write(i16::from(code));
+                    }
+                }
             }
         }
     }

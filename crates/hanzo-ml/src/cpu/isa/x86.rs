@@ -340,6 +340,26 @@ macro_rules! ymm_methods {
 
 pub(super) use ymm_methods;
 
+/// Transposes four rows of eight 32-bit words: words `i` (low half) and `i + 4` (high half) of all rows.
+#[inline(always)]
+pub(super) unsafe fn transpose4(rows: [*const i8; 4]) -> [std::arch::x86_64::__m256i; 4] {
+    use std::arch::x86_64::*;
+    unsafe {
+        let mut r = [_mm256_setzero_si256(); 4];
+        for i in 0..4 {
+            r[i] = _mm256_loadu_si256(rows[i].cast());
+        }
+        let a = [_mm256_unpacklo_epi32(r[0], r[1]), _mm256_unpackhi_epi32(r[0], r[1])];
+        let b = [_mm256_unpacklo_epi32(r[2], r[3]), _mm256_unpackhi_epi32(r[2], r[3])];
+        [
+            _mm256_unpacklo_epi64(a[0], b[0]),
+            _mm256_unpackhi_epi64(a[0], b[0]),
+            _mm256_unpacklo_epi64(a[1], b[1]),
+            _mm256_unpackhi_epi64(a[1], b[1]),
+        ]
+    }
+}
+
 /// Transposes eight rows of eight 32-bit words.
 #[inline(always)]
 pub(super) unsafe fn transpose8(r: [std::arch::x86_64::__m256i; 8]) -> [std::arch::x86_64::__m256i; 8] {
