@@ -4,7 +4,7 @@ use hanzo_gguf::Format;
 use hanzo_gguf::formats::tables::KVALUES_IQ4_NL;
 
 use super::{Ahead, Codes, CpuFormat, Scales, half_at};
-use crate::cpu::isa::{Isa};
+use crate::cpu::isa::Isa;
 
 /// Codes by table, one scale.
 #[allow(non_camel_case_types)]
@@ -24,8 +24,6 @@ impl CpuFormat for IQ4_NL {
 
     #[inline(always)]
     unsafe fn codes<I: Isa>(block: *const u8, _: usize, _: &Ahead) -> I::B {
-        unsafe {
-            I::lookup_signed(&KVALUES_IQ4_NL, I::nibbles(block.add(2)))
-        }
+        unsafe { I::lookup_signed(&KVALUES_IQ4_NL, I::nibbles(block.add(2))) }
     }
 }

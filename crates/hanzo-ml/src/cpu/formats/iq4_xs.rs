@@ -32,8 +32,6 @@ impl CpuFormat for IQ4_XS {
 
     #[inline(always)]
     unsafe fn codes<I: Isa>(block: *const u8, chunk: usize, _: &Ahead) -> I::B {
-        unsafe {
-            I::lookup_signed(&KVALUES_IQ4_NL, I::nibbles(block.add(8 + 16 * chunk)))
-        }
+        unsafe { I::lookup_signed(&KVALUES_IQ4_NL, I::nibbles(block.add(8 + 16 * chunk))) }
     }
 }

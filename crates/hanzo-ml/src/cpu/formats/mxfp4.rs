@@ -6,7 +6,7 @@ use hanzo_gguf::Format;
 use hanzo_gguf::formats::tables::KVALUES_FP4;
 
 use super::{Ahead, Codes, CpuFormat, Scales};
-use crate::cpu::isa::{Isa};
+use crate::cpu::isa::Isa;
 
 /// Half the value of an E8M0 exponent: 2^(e - 128).
 static HALF_E8M0: [f32; 256] = {
@@ -37,8 +37,6 @@ impl CpuFormat for MXFP4 {
 
     #[inline(always)]
     unsafe fn codes<I: Isa>(block: *const u8, _: usize, _: &Ahead) -> I::B {
-        unsafe {
-            I::lookup_signed(&KVALUES_FP4, I::nibbles(block.add(1)))
-        }
+        unsafe { I::lookup_signed(&KVALUES_FP4, I::nibbles(block.add(1))) }
     }
 }

@@ -7,7 +7,7 @@ use hanzo_gguf::Format;
 use hanzo_gguf::formats::tables::KVALUES_FP4;
 
 use super::{Ahead, Codes, CpuFormat, Scales};
-use crate::cpu::isa::{Isa};
+use crate::cpu::isa::Isa;
 
 /// Half the value of an unsigned E4M3 float (bias 7).
 static HALF_E4M3: [f32; 256] = {
@@ -43,8 +43,6 @@ impl CpuFormat for NVFP4 {
 
     #[inline(always)]
     unsafe fn codes<I: Isa>(block: *const u8, chunk: usize, _: &Ahead) -> I::B {
-        unsafe {
-            I::lookup_signed(&KVALUES_FP4, I::nibbles8(block.add(4 + 16 * chunk)))
-        }
+        unsafe { I::lookup_signed(&KVALUES_FP4, I::nibbles8(block.add(4 + 16 * chunk))) }
     }
 }

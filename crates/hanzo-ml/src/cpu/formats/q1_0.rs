@@ -24,8 +24,6 @@ impl CpuFormat for Q1_0 {
 
     #[inline(always)]
     unsafe fn codes<I: Isa>(block: *const u8, chunk: usize, _: &Ahead) -> I::B {
-        unsafe {
-            I::add_at(I::splat(0), read(block.add(2 + 4 * chunk)), 2)
-        }
+        unsafe { I::add_at(I::splat(0), read(block.add(2 + 4 * chunk)), 2) }
     }
 }

@@ -3,7 +3,7 @@
 use hanzo_gguf::Format;
 
 use super::{Ahead, Codes, CpuFormat, Scales, half_at};
-use crate::cpu::isa::{Isa};
+use crate::cpu::isa::Isa;
 
 /// Offset 1, one scale for two chunks.
 #[allow(non_camel_case_types)]
@@ -24,8 +24,6 @@ impl CpuFormat for Q2_0 {
 
     #[inline(always)]
     unsafe fn codes<I: Isa>(block: *const u8, chunk: usize, _: &Ahead) -> I::B {
-        unsafe {
-            I::crumbs(block.add(2 + 8 * chunk))
-        }
+        unsafe { I::crumbs(block.add(2 + 8 * chunk)) }
     }
 }

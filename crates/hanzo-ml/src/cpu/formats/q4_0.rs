@@ -3,7 +3,7 @@
 use hanzo_gguf::Format;
 
 use super::{Ahead, Codes, CpuFormat, Scales, half_at};
-use crate::cpu::isa::{Isa};
+use crate::cpu::isa::Isa;
 
 /// Offset 8, one scale.
 #[allow(non_camel_case_types)]
@@ -23,8 +23,6 @@ impl CpuFormat for Q4_0 {
 
     #[inline(always)]
     unsafe fn codes<I: Isa>(block: *const u8, _: usize, _: &Ahead) -> I::B {
-        unsafe {
-            I::nibbles(block.add(2))
-        }
+        unsafe { I::nibbles(block.add(2)) }
     }
 }

@@ -3,7 +3,7 @@
 use hanzo_gguf::Format;
 
 use super::{Ahead, Codes, CpuFormat, Scales, half_at};
-use crate::cpu::isa::{Isa};
+use crate::cpu::isa::Isa;
 
 /// The minimum is minus the block's m.
 #[allow(non_camel_case_types)]
@@ -25,8 +25,6 @@ impl CpuFormat for Q4_1 {
 
     #[inline(always)]
     unsafe fn codes<I: Isa>(block: *const u8, _: usize, _: &Ahead) -> I::B {
-        unsafe {
-            I::nibbles(block.add(4))
-        }
+        unsafe { I::nibbles(block.add(4)) }
     }
 }

@@ -23,8 +23,6 @@ impl CpuFormat for Q5_0 {
 
     #[inline(always)]
     unsafe fn codes<I: Isa>(block: *const u8, _: usize, _: &Ahead) -> I::B {
-        unsafe {
-            I::add_at(I::nibbles(block.add(6)), read(block.add(2)), 16)
-        }
+        unsafe { I::add_at(I::nibbles(block.add(6)), read(block.add(2)), 16) }
     }
 }

@@ -25,8 +25,6 @@ impl CpuFormat for Q5_1 {
 
     #[inline(always)]
     unsafe fn codes<I: Isa>(block: *const u8, _: usize, _: &Ahead) -> I::B {
-        unsafe {
-            I::add_at(I::nibbles(block.add(8)), read(block.add(4)), 16)
-        }
+        unsafe { I::add_at(I::nibbles(block.add(8)), read(block.add(4)), 16) }
     }
 }

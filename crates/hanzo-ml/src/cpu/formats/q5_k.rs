@@ -5,7 +5,7 @@
 use hanzo_gguf::Format;
 
 use super::{Ahead, Codes, CpuFormat, Scales, half_at, scale_u8, six_bit_pairs};
-use crate::cpu::isa::{Isa};
+use crate::cpu::isa::Isa;
 
 /// Eight groups of 32 with minima.
 #[allow(non_camel_case_types)]

@@ -5,7 +5,7 @@
 use hanzo_gguf::Format;
 
 use super::{Ahead, Codes, CpuFormat, Scales, half_at};
-use crate::cpu::isa::{Isa};
+use crate::cpu::isa::Isa;
 
 /// Offset 1, one scale for eight chunks.
 #[allow(non_camel_case_types)]
