@@ -26,8 +26,7 @@ pub enum Unit {
 pub struct Progress {
     label: String,
     unit: Unit,
-    /// 0 while unknown.
-    total: AtomicU64,
+    total: Option<u64>,
     done: AtomicU64,
     started: Instant,
     shown: Mutex<Shown>,
@@ -56,30 +55,7 @@ impl Progress {
             Shown::Lines(None)
         };
         let label = label.into();
-        Progress {
-            label,
-            unit,
-            total: AtomicU64::new(total.unwrap_or(0)),
-            done: AtomicU64::new(0),
-            started: Instant::now(),
-            shown: Mutex::new(shown),
-        }
-    }
-
-    /// Sets how much there is to do, where that turns out only later.
-    pub fn set_total(&self, total: u64) {
-        self.total.store(total, Ordering::Relaxed);
-        if let Ok(mut shown) = self.shown.lock()
-            && let Shown::Bar { bar, visible } = &mut *shown
-        {
-            bar.set_length(total);
-            // It is shown again, with the style that fits.
-            *visible = false;
-        }
-    }
-
-    fn total(&self) -> Option<u64> {
-        Some(self.total.load(Ordering::Relaxed)).filter(|t| *t > 0)
+        Progress { label, unit, total, done: AtomicU64::new(0), started: Instant::now(), shown: Mutex::new(shown) }
     }
 
     /// Sets how much is done.
@@ -137,14 +113,14 @@ impl Progress {
     }
 
     fn style(&self) -> ProgressStyle {
-        let template = template(self.unit, self.total().is_some());
+        let template = template(self.unit, self.total.is_some());
         // The test below parses every template, so the fallback is never taken.
         ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> ")
     }
 
     fn line(&self, done: u64) {
         let amount = |n| if self.unit == Unit::Bytes { human_bytes(n) } else { n.to_string() };
-        match self.total() {
+        match self.total.filter(|t| *t > 0) {
             Some(total) => {
                 let percent = (done.min(total) as f64 * 100.0 / total as f64).floor();
                 stderr_line(format_args!("{}: {} of {} ({percent}%)", self.label, amount(done), amount(total)));

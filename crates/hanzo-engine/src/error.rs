@@ -49,6 +49,48 @@ pub enum Error {
         /// What is wrong, and what would work.
         what: String,
     },
+    /// The file has no usable tokenizer, so the model speaks token ids only.
+    #[error("this model cannot read or write text: {why}")]
+    NoText {
+        /// What is wrong with the tokenizer.
+        why: String,
+    },
+    /// No token can be chosen, or the sampling parameters make no sense.
+    #[error(transparent)]
+    Sample(#[from] crate::sample::SampleError),
+    /// A sequence would grow beyond the context.
+    #[error("the context is full: {len} tokens and {more} more do not fit {n_ctx}; raise --ctx-size")]
+    ContextFull {
+        /// Tokens there.
+        len: usize,
+        /// Tokens to be added.
+        more: usize,
+        /// The most there can be.
+        n_ctx: usize,
+    },
+    /// All pages or state slots are taken.
+    #[error("the cache is full: {group} needs {needed} more and has {free} free; drop a sequence or raise --parallel")]
+    CacheFull {
+        /// The page group or state.
+        group: String,
+        /// Pages or slots needed.
+        needed: usize,
+        /// Pages or slots free.
+        free: usize,
+    },
+    /// A sequence cannot be cut back to this length.
+    #[error("cannot go back from {from} tokens to {to}: {what}")]
+    Truncate {
+        /// Tokens there.
+        from: usize,
+        /// The length asked for.
+        to: usize,
+        /// Why not.
+        what: String,
+    },
+    /// The caller's flag was raised.
+    #[error("cancelled")]
+    Cancelled,
 }
 
 fn tensors(arch: &str, missing: &[String], wrong: &[String]) -> String {

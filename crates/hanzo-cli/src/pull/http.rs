@@ -187,7 +187,6 @@ impl Client {
         }
         let start = have.as_ref().map_or(0, |s| s.len);
         if let Some(total) = total {
-            progress.set_total(total);
             partial.check_space(total.saturating_sub(start)).map_err(Interruption::Permanent)?;
         }
         let validator = validator(response.headers());

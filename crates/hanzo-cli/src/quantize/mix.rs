@@ -32,40 +32,33 @@ pub enum Role {
     Exact,
 }
 
-/// When a rule holds: in which of the `n` layers counted from 0, or for which models.
+/// The layers a rule holds for, of `n` layers counted from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum When {
-    /// Always, also for tensors that belong to no layer.
-    Always,
-    /// In the first so many layers.
+pub enum Layers {
+    /// All of them, and tensors that belong to none.
+    All,
+    /// The first so many.
     First(u32),
-    /// In the first eighth of the layers.
+    /// The first eighth.
     FirstEighth,
-    /// In the first sixteenth of the layers.
-    FirstSixteenth,
-    /// In the first and the last eighth of the layers, and every third between.
+    /// The first and the last eighth, and every third layer between.
     Spread,
-    /// In models where four or more query heads share a key and value head: those matrices are small there.
-    Shared,
 }
 
-impl When {
-    fn holds(self, layer: Option<u32>, model: &Model) -> bool {
-        let n = model.layers;
-        match (self, layer) {
-            (When::Always, _) => true,
-            (When::Shared, _) => model.shared_kv,
-            (_, None) => false,
-            (When::First(count), Some(layer)) => layer < count,
-            (When::FirstEighth, Some(layer)) => layer < n / 8,
-            (When::FirstSixteenth, Some(layer)) => layer < n / 16,
-            (When::Spread, Some(layer)) => layer < n / 8 || layer >= n - n.div_ceil(8) || (layer - n / 8) % 3 == 2,
+impl Layers {
+    fn holds(self, layer: Option<u32>, n: u32) -> bool {
+        let Some(layer) = layer else { return self == Layers::All };
+        match self {
+            Layers::All => true,
+            Layers::First(count) => layer < count,
+            Layers::FirstEighth => layer < n / 8,
+            Layers::Spread => layer < n / 8 || layer >= n * 7 / 8 || (layer - n / 8) % 3 == 2,
         }
     }
 }
 
-/// "Tensors of this role get this format, when ...".
-pub type Rule = (Role, When, Format);
+/// "Tensors of this role get this format, in these layers."
+pub type Rule = (Role, Layers, Format);
 
 /// A named choice of formats.
 #[derive(Debug)]
@@ -80,8 +73,8 @@ pub struct Mix {
     pub rules: &'static [Rule],
 }
 
+use Layers::{All, First, FirstEighth, Spread};
 use Role::{AttnK, AttnOutput, AttnQkv, AttnV, Embedding, ExpertIn, FfnDown, Head};
-use When::{Always, First, FirstEighth, FirstSixteenth, Shared, Spread};
 
 const fn mix(name: &'static str, file_type: u32, base: Format, rules: &'static [Rule]) -> Mix {
     Mix { name, file_type, base, rules }
@@ -94,73 +87,50 @@ pub const MIXES: &[Mix] = &[
     mix("BF16", 32, BF16, &[]),
     mix("Q8_0", 7, Q8_0, &[]),
     mix("Q6_K", 18, Q6_K, &[]),
-    mix(
-        "Q5_K_M",
-        17,
-        Q5_K,
-        &[(Head, Always, Q6_K), (AttnV, Spread, Q6_K), (FfnDown, Spread, Q6_K), (AttnQkv, Always, Q6_K)],
-    ),
-    mix("Q5_K_S", 16, Q5_K, &[(Head, Always, Q6_K)]),
-    mix(
-        "Q4_K_M",
-        15,
-        Q4_K,
-        &[(Head, Always, Q6_K), (AttnV, Spread, Q6_K), (FfnDown, Spread, Q6_K), (AttnQkv, Always, Q5_K)],
-    ),
-    mix("Q4_K_S", 14, Q4_K, &[(Head, Always, Q6_K), (AttnV, First(4), Q5_K), (FfnDown, FirstEighth, Q5_K)]),
+    mix("Q5_K_M", 17, Q5_K, &[(Head, All, Q6_K), (AttnV, Spread, Q6_K), (FfnDown, Spread, Q6_K), (AttnQkv, All, Q6_K)]),
+    mix("Q5_K_S", 16, Q5_K, &[(Head, All, Q6_K)]),
+    mix("Q4_K_M", 15, Q4_K, &[(Head, All, Q6_K), (AttnV, Spread, Q6_K), (FfnDown, Spread, Q6_K), (AttnQkv, All, Q5_K)]),
+    mix("Q4_K_S", 14, Q4_K, &[(Head, All, Q6_K), (AttnV, First(4), Q5_K), (FfnDown, FirstEighth, Q5_K)]),
     mix(
         "Q3_K_L",
         13,
         Q3_K,
-        &[
-            (Head, Always, Q6_K),
-            (AttnV, Always, Q5_K),
-            (FfnDown, Always, Q5_K),
-            (AttnOutput, Always, Q5_K),
-            (AttnQkv, Always, Q5_K),
-        ],
+        &[(Head, All, Q6_K), (AttnV, All, Q5_K), (FfnDown, All, Q5_K), (AttnOutput, All, Q5_K), (AttnQkv, All, Q5_K)],
     ),
     mix(
         "Q3_K_M",
         12,
         Q3_K,
         &[
-            (Head, Always, Q6_K),
+            (Head, All, Q6_K),
             (AttnV, First(2), Q5_K),
-            (AttnV, Always, Q4_K),
-            (FfnDown, FirstSixteenth, Q5_K),
-            (FfnDown, Always, Q4_K),
-            (AttnOutput, Always, Q4_K),
-            (AttnQkv, Always, Q4_K),
+            (AttnV, All, Q4_K),
+            (FfnDown, First(1), Q5_K),
+            (FfnDown, Spread, Q4_K),
+            (AttnOutput, All, Q4_K),
+            (AttnQkv, All, Q4_K),
         ],
     ),
-    mix("Q3_K_S", 11, Q3_K, &[(Head, Always, Q6_K)]),
+    mix("Q3_K_S", 11, Q3_K, &[(Head, All, Q6_K)]),
     mix(
         "Q2_K",
         10,
         Q2_K,
-        &[
-            (Head, Always, Q6_K),
-            (AttnV, Shared, Q4_K),
-            (AttnV, Always, Q3_K),
-            (FfnDown, Always, Q3_K),
-            (AttnOutput, Always, Q3_K),
-            (AttnQkv, Always, Q3_K),
-        ],
+        &[(Head, All, Q6_K), (AttnV, All, Q4_K), (FfnDown, All, Q3_K), (AttnOutput, All, Q3_K), (AttnQkv, All, Q3_K)],
     ),
-    mix("Q2_K_S", 21, Q2_K, &[(Head, Always, Q6_K), (AttnV, Shared, Q4_K), (FfnDown, FirstEighth, Q4_K)]),
-    mix("Q5_1", 9, Q5_1, &[(Head, Always, Q6_K)]),
-    mix("Q5_0", 8, Q5_0, &[(Head, Always, Q6_K)]),
-    mix("Q4_1", 3, Q4_1, &[(Head, Always, Q6_K)]),
-    mix("Q4_0", 2, Q4_0, &[(Head, Always, Q6_K)]),
-    mix("IQ4_NL", 25, IQ4_NL, &[(Head, Always, Q6_K), (AttnV, Shared, Q5_K), (FfnDown, FirstEighth, Q5_K)]),
-    mix("IQ4_XS", 30, IQ4_XS, &[(Head, Always, Q6_K), (AttnV, Shared, Q5_K), (FfnDown, FirstEighth, Q5_K)]),
+    mix("Q2_K_S", 21, Q2_K, &[(Head, All, Q6_K), (AttnV, All, Q4_K), (FfnDown, FirstEighth, Q4_K)]),
+    mix("Q5_1", 9, Q5_1, &[(Head, All, Q6_K)]),
+    mix("Q5_0", 8, Q5_0, &[(Head, All, Q6_K)]),
+    mix("Q4_1", 3, Q4_1, &[(Head, All, Q6_K)]),
+    mix("Q4_0", 2, Q4_0, &[(Head, All, Q6_K)]),
+    mix("IQ4_NL", 25, IQ4_NL, &[(Head, All, Q6_K), (AttnV, All, Q5_K), (FfnDown, FirstEighth, Q5_K)]),
+    mix("IQ4_XS", 30, IQ4_XS, &[(Head, All, Q6_K), (AttnV, All, Q5_K), (FfnDown, FirstEighth, Q5_K)]),
     // Ternary weights are exact in these; what was not trained ternary must not be forced into them.
-    mix("TQ1_0", 36, TQ1_0, &[(Head, Always, Q6_K), (Embedding, Always, Q4_K)]),
-    mix("TQ2_0", 37, TQ2_0, &[(Head, Always, Q6_K), (Embedding, Always, Q4_K)]),
+    mix("TQ1_0", 36, TQ1_0, &[(Head, All, Q6_K), (Embedding, All, Q4_K)]),
+    mix("TQ2_0", 37, TQ2_0, &[(Head, All, Q6_K), (Embedding, All, Q4_K)]),
     // The experts only, as models trained in this format have it.
-    mix("MXFP4_MOE", 38, Q8_0, &[(FfnDown, Always, MXFP4), (ExpertIn, Always, MXFP4)]),
-    mix("MXFP4", 38, MXFP4, &[(Head, Always, Q8_0), (Embedding, Always, Q8_0)]),
+    mix("MXFP4_MOE", 38, Q8_0, &[(FfnDown, All, MXFP4), (ExpertIn, All, MXFP4)]),
+    mix("MXFP4", 38, MXFP4, &[(Head, All, Q8_0), (Embedding, All, Q8_0)]),
 ];
 
 /// Names that the field uses for another one's default.
@@ -179,8 +149,6 @@ pub struct Model {
     pub layers: u32,
     /// Whether it has experts.
     pub experts: bool,
-    /// Whether four or more query heads share a key and value head.
-    pub shared_kv: bool,
     /// Whether the token embedding is the output projection too.
     pub tied: bool,
 }
@@ -237,7 +205,7 @@ impl Mix {
         }
         let experts_only = self.name == "MXFP4_MOE" && !name.contains("_exps");
         let (layer, _) = layer(name);
-        let rule = self.rules.iter().find(|(r, when, _)| *r == role && when.holds(layer, model) && !experts_only);
+        let rule = self.rules.iter().find(|(r, l, _)| *r == role && l.holds(layer, model.layers) && !experts_only);
         Some(rule.map_or(self.base, |(_, _, format)| *format))
     }
 }
@@ -262,7 +230,7 @@ pub fn fitting(format: Format, row: u64) -> Format {
 mod tests {
     use super::*;
 
-    const DENSE: Model = Model { layers: 32, experts: false, shared_kv: false, tied: false };
+    const DENSE: Model = Model { layers: 32, experts: false, tied: false };
 
     fn format(mix: &str, name: &str, model: &Model) -> Option<Format> {
         find(mix).unwrap().format(name, if name.contains("norm") { 1 } else { 2 }, model, false)
@@ -301,14 +269,6 @@ mod tests {
         assert_eq!(format("MXFP4_MOE", "blk.9.ffn_up_exps.weight", &moe), Some(MXFP4));
         assert_eq!(format("MXFP4_MOE", "blk.9.ffn_down.weight", &moe), Some(Q8_0));
         assert_eq!(format("MXFP4_MOE", "blk.9.attn_q.weight", &moe), Some(Q8_0));
-    }
-
-    #[test]
-    fn small_value_matrices_get_more_bits_than_large_ones() {
-        let shared = Model { shared_kv: true, ..DENSE };
-        assert_eq!(format("Q2_K", "blk.9.attn_v.weight", &shared), Some(Q4_K));
-        assert_eq!(format("Q2_K", "blk.9.attn_v.weight", &DENSE), Some(Q3_K));
-        assert_eq!(format("IQ4_XS", "blk.9.attn_v.weight", &DENSE), Some(IQ4_XS));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::Context as _;
-use hanzo_gguf::{Format, Gguf, GgufWriter, TensorInfo, Value, formats};
+use hanzo_gguf::{Format, Gguf, GgufWriter, TensorInfo, formats};
 use regex::Regex;
 use serde::Serialize;
 
@@ -123,19 +123,8 @@ impl Sums {
 pub fn plan(gguf: &Gguf, options: &Options) -> anyhow::Result<Vec<Step>> {
     let metadata = gguf.metadata();
     let arch = metadata.str("general.architecture")?;
-    let layers = metadata.opt_u32(&format!("{arch}.block_count"))?.unwrap_or(0);
-    // Per layer in some models; the largest tell what matters here.
-    let most = |key: &str| -> anyhow::Result<u32> {
-        let key = format!("{arch}.{key}");
-        match metadata.get(&key) {
-            Some(Value::Array(_)) => Ok(metadata.u32s(&key)?.into_iter().max().unwrap_or(0)),
-            _ => Ok(metadata.opt_u32(&key)?.unwrap_or(0)),
-        }
-    };
-    let (heads, kv_heads) = (most("attention.head_count")?, most("attention.head_count_kv")?);
     let model = mix::Model {
-        layers,
-        shared_kv: kv_heads > 0 && heads / kv_heads >= 4,
+        layers: metadata.opt_u32(&format!("{arch}.block_count"))?.unwrap_or(0),
         experts: metadata.opt_u32(&format!("{arch}.expert_count"))?.unwrap_or(0) > 0,
         tied: gguf.tensor("output.weight").is_none(),
     };
