@@ -3,7 +3,8 @@
 //! `out[token][row] = sum over k of w * a`, one chain of fused multiply-adds per (row, token) over `NR` lanes, then the
 //! lanes, then what is left of k: the same order for any tile, so that mat-vec and GEMM are one kernel. Plain floats are
 //! converted in registers. Rows of block formats are decoded by `to_float` into scratch, a few at a time, and used for
-//! all tokens: no matrix of floats is ever built. Oracle: `qmatvec_exact_numeric`.
+//! all tokens: no matrix of floats is ever built. Oracle: `qmatvec_unified_numeric` with f32
+//! activations.
 
 use hanzo_gguf::Format;
 use hanzo_gguf::formats::to_float;

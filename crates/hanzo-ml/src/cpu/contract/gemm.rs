@@ -7,8 +7,8 @@
 //! costs 8 steps (four products a lane each), one conversion, one multiply and one fused multiply-add per token.
 //!
 //! The float accumulators pass from one slice of k to the next through the output, exactly. The order of the sum is that
-//! of the groups, whatever the number of tokens, rows or slices: results are bit-equal for any batching. Oracles:
-//! `qgemm_numeric`, `moe_qmmq_numeric`.
+//! of the groups, whatever the number of tokens, rows or slices: results are bit-equal for any batching. Oracle:
+//! `qmatvec_unified_numeric`, as for mat-vec.
 
 use super::{Input, Job};
 use crate::cpu::formats::{Ahead, CpuFormat, Scales, Shape};

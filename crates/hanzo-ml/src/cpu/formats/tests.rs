@@ -4,7 +4,9 @@ use hanzo_gguf::Format;
 use hanzo_gguf::formats::to_float;
 
 use super::*;
-use crate::cpu::isa::{self, IsaLevel, Portable};
+use crate::cpu::isa::Portable;
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::isa::{self, IsaLevel};
 
 /// A small deterministic generator (SplitMix64).
 pub(crate) struct Rng(pub u64);
@@ -137,6 +139,7 @@ fn normal_form_gives_to_float<F: CpuFormat>() {
 }
 
 /// Codes and scales on `I` equal the portable ones.
+#[cfg(target_arch = "x86_64")]
 fn same_as_portable<I: Isa, F: CpuFormat>() {
     let mut rng = Rng(7);
     for kind in [ScaleKind::Normal, ScaleKind::Subnormal] {
