@@ -55,6 +55,9 @@ pub enum Error {
         /// What is wrong with the tokenizer.
         why: String,
     },
+    /// The chat template cannot be used.
+    #[error(transparent)]
+    Chat(#[from] crate::chat::ChatError),
     /// No token can be chosen, or the sampling parameters make no sense.
     #[error(transparent)]
     Sample(#[from] crate::sample::SampleError),

@@ -3,6 +3,7 @@
 //! [`Context`]: crate::context::Context
 
 use crate::arch::{self, Built, PlanOptions};
+use crate::chat::ChatTemplate;
 use crate::error::{Error, Result};
 use crate::kv::KvSize;
 use crate::tokenizer::{Tokenizer, TokenizerError};
@@ -144,6 +145,12 @@ impl Model {
     /// The tokenizer, or why there is none. A model without one still gives logits for token ids.
     pub fn tokenizer(&self) -> std::result::Result<&Tokenizer, &TokenizerError> {
         self.tokenizer.as_ref()
+    }
+
+    /// The chat template of the file, or the default for models without one; or why there is neither.
+    pub fn chat_template(&self) -> Result<ChatTemplate> {
+        let tokenizer = self.tokenizer().map_err(|e| Error::NoText { why: e.to_string() })?;
+        Ok(ChatTemplate::from_gguf(self.gguf.metadata(), tokenizer)?)
     }
 
     /// How much the caches hold.

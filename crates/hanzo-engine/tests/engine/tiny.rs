@@ -109,8 +109,8 @@ fn tensors(arch: &str, layers: usize) -> Vec<(String, Vec<usize>)> {
     t
 }
 
-/// A model file of `layers` layers. Windows are [`WINDOW`] tokens, every third layer of gemma3 is global, llama's rope is
-/// stretched by YaRN and per-pair factors, phi3 rotates half of a head by longrope factors.
+/// A model file of `layers` layers. Windows are [`WINDOW`] tokens, every third layer of gemma3 is global and has linear
+/// scaling, llama's rope is stretched by YaRN and per-pair factors, phi3 rotates half of a head by longrope factors.
 pub fn model(arch: &str, layers: usize, seed: u64) -> Gguf {
     let mut w = GgufWriter::new(Vec::new());
     let m = w.metadata_mut();
@@ -128,6 +128,8 @@ pub fn model(arch: &str, layers: usize, seed: u64) -> Gguf {
         "gemma3" => {
             set("attention.sliding_window", WINDOW);
             set("attention.sliding_window_pattern", 3);
+            m.set("gemma3.rope.freq_base", 1e6f32);
+            m.set("gemma3.rope.scaling.factor", 8.0f32);
         }
         "phi3" => {
             set("attention.sliding_window", WINDOW);
