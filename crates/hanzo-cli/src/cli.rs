@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use clap::{ArgAction, CommandFactory, Parser, Subcommand};
 
-use crate::commands::{completions, devices, inspect, pull, quantize, tokenize};
+use crate::commands::{completions, devices, gate, inspect, levers, pull, quantize, tokenize};
 use crate::output::{self, Verbosity};
 use crate::settings::Settings;
 use crate::{failure, progress};
@@ -59,6 +59,10 @@ enum Command {
     Tokenize(tokenize::Args),
     /// Make a smaller copy of a model
     Quantize(quantize::Args),
+    /// Hold every kernel to its derived error bound; exit code 1 if any fails
+    Gate(gate::Args),
+    /// List the levers: named optimisations that can be switched
+    Levers(levers::Args),
     /// Show the processor, its features, caches and memory
     Devices(devices::Args),
     /// Print a completion script for a shell
@@ -71,6 +75,8 @@ fn dispatch(command: Command, context: &Context) -> anyhow::Result<()> {
         Command::Inspect(args) => inspect::run(args, context),
         Command::Tokenize(args) => tokenize::run(args, context),
         Command::Quantize(args) => quantize::run(args, context),
+        Command::Gate(args) => gate::run(args, context),
+        Command::Levers(args) => levers::run(args, context),
         Command::Devices(args) => devices::run(args, context),
         Command::Completions(args) => completions::run(args, context),
     }

@@ -2,7 +2,9 @@
 
 pub mod completions;
 pub mod devices;
+pub mod gate;
 pub mod inspect;
+pub mod levers;
 pub mod pull;
 pub mod quantize;
 pub mod tokenize;

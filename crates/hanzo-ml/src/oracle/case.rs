@@ -4,6 +4,7 @@ use super::array::Array;
 use super::interp::{After, Interpreter, Storing};
 use super::num::{Num, TINY};
 use super::pages::Memory;
+use super::random::Rng;
 use super::weights::Weights;
 use crate::backend::{Backend, CompileOptions, Precision, WeightSource};
 use crate::batch::{Batch, GroupTables, Input, Pooling};
@@ -114,8 +115,10 @@ pub enum Bound {
     /// Bounds carried from op to op: a proof, for a few ops in a row.
     Carried,
     /// For whole Plans, where carried bounds grow beyond use. Noise null: `draws` runs in which every number of every op
-    /// moves to a random end of its own op's bound. Real roundings are smaller than these ends, so their effect is a
-    /// smaller sample of the same distribution; the bound is six times the root mean square of the effect over the row.
+    /// moves up or down by a share of its own op's bound. Worst cases add n roundings of a sum in one direction;
+    /// independent ones add up to sqrt(n) of them (Higham and Mary 2019, SIAM J. Sci. Comput. 41: with high probability),
+    /// so the share is `1 / sqrt(n)` for the shortest contraction of the Plan. The bound is six times the root mean square
+    /// of the effect over a row of outputs.
     Noise {
         /// Number of runs.
         draws: usize,
@@ -197,6 +200,8 @@ pub struct Measured {
     pub bound: f64,
     /// What kept the case from running at all.
     pub failure: Option<String>,
+    /// What the backend says it has no kernel for.
+    pub unsupported: Option<String>,
 }
 
 impl Measured {
@@ -226,6 +231,9 @@ impl Measured {
         }
         if self.failure.is_none() {
             self.failure.clone_from(&o.failure);
+        }
+        if self.unsupported.is_none() {
+            self.unsupported.clone_from(&o.unsupported);
         }
     }
 }
@@ -341,8 +349,11 @@ impl<'a> Reference<'a> {
     fn noise_null(&self, draws: usize) -> Vec<Vec<Array>> {
         // The centre is exact: f64 all the way, F32 caches aside.
         let mut centre = self.interpret(After::Keep);
-        let samples: Vec<_> =
-            (0..draws).map(|i| self.interpret(After::Sample(super::random::Rng::new(0x0153 + i as u64)))).collect();
+        let plan = &self.case.plan;
+        let terms = plan.ops.iter().flat_map(|o| o.members()).map(|m| plan.wt(m.w).cols).min().unwrap_or(1);
+        let share = 1.0 / (terms as f64).sqrt();
+        let sample = |i: usize| self.interpret(After::Sample { rng: Rng::new(0x0153 + i as u64), share });
+        let samples: Vec<_> = (0..draws).map(sample).collect();
         for (s, outputs) in centre.iter_mut().enumerate() {
             for (o, array) in outputs.iter_mut().enumerate() {
                 for r in 0..array.rows() {
@@ -397,8 +408,10 @@ impl<'a> Reference<'a> {
             }
             Ok(())
         });
-        if let Err(e) = result {
-            found.failure = Some(e.to_string());
+        match result {
+            Ok(()) => {}
+            Err(e @ Error::Unsupported { .. }) => found.unsupported = Some(e.to_string()),
+            Err(e) => found.failure = Some(e.to_string()),
         }
         found
     }

@@ -42,8 +42,14 @@ pub enum After {
     Keep,
     /// Values are rounded to f32 and count as exact: an implementation that is as good as f32 allows.
     Round,
-    /// Values move to a random one of their two ends and count as exact: one sample of what rounding may do.
-    Sample(Rng),
+    /// Values move by plus or minus a share of their bound, at random, and count as exact: one sample of what rounding
+    /// may do.
+    Sample {
+        /// Chooses the signs.
+        rng: Rng,
+        /// The share.
+        share: f64,
+    },
 }
 
 /// Runs Plans.
@@ -89,7 +95,7 @@ impl<'a> Interpreter<'a> {
                     match &mut self.after {
                         After::Keep => {}
                         After::Round => *x = Num::from(x.v as f32),
-                        After::Sample(rng) => *x = Num::exact(x.v + x.e * rng.sign()),
+                        After::Sample { rng, share } => *x = Num::exact(x.v + x.e * *share * rng.sign()),
                     }
                 }
             }

@@ -15,7 +15,7 @@
 //! | sum of n terms | `sum e + (n - 1) u sum |term|`: whatever the order, a term passes at most n - 1 additions |
 //! | elementary functions | the argument's error through the function, plus [`FUNCTION`] u of the result |
 //!
-//! Results below [`TINY`] may be flushed to zero; comparisons allow for it.
+//! Results below [`TINY`], intermediate ones included, may be flushed to zero: their rounding is their whole size.
 
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
@@ -28,6 +28,11 @@ pub const TINY: f64 = f32::MIN_POSITIVE as f64;
 /// Units of u that exp, tanh, sigmoid and erf may be off by: four units in the last place, the usual promise of a
 /// vector maths library.
 pub const FUNCTION: f64 = 8.0;
+
+/// What rounding a result to f32 may change it by.
+fn rounding(v: f64) -> f64 {
+    if v.abs() < TINY { v.abs() } else { U * v.abs() }
+}
 
 /// A value and the bound of an f32 computation of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -94,7 +99,7 @@ impl Num {
     /// `e^x`.
     pub fn exp(self) -> Num {
         let v = self.v.exp();
-        Num { v, e: v * (self.e.exp_m1() + FUNCTION * U) }
+        Num { v, e: v * (self.e.exp_m1() + FUNCTION * U) + if v < TINY { v } else { 0.0 } }
     }
 
     /// `tanh x`; its slope is at most one.
@@ -141,7 +146,7 @@ impl Add for Num {
     type Output = Num;
     fn add(self, o: Num) -> Num {
         let v = self.v + o.v;
-        Num { v, e: self.e + o.e + U * v.abs() }
+        Num { v, e: self.e + o.e + rounding(v) }
     }
 }
 
@@ -156,7 +161,7 @@ impl Mul for Num {
     type Output = Num;
     fn mul(self, o: Num) -> Num {
         let v = self.v * o.v;
-        Num { v, e: self.v.abs() * o.e + o.v.abs() * self.e + self.e * o.e + U * v.abs() }
+        Num { v, e: self.v.abs() * o.e + o.v.abs() * self.e + self.e * o.e + rounding(v) }
     }
 }
 
@@ -166,7 +171,7 @@ impl Div for Num {
         let v = self.v / o.v;
         let room = o.v.abs() - o.e;
         let e = if room > 0.0 { (self.e + v.abs() * o.e) / room } else { f64::INFINITY };
-        Num { v, e: e + U * v.abs() }
+        Num { v, e: e + rounding(v) }
     }
 }
 

@@ -1,9 +1,10 @@
 //! A Plan's weights in f64, and the magnitudes that bound a contraction over them.
 //!
 //! A kernel computes `s * sum(c a) - m * sum(a)` with the block's scale s, codes c and minimum m; what it may be off by
-//! grows with `|s c| + |m|`, which can be far above `|s c - m|`. Formats are not asked for their parts: setting every
-//! code byte of a block to 0x00 and to 0xff (and keeping the others, see [`super::probe`]) gives the ends of the code
-//! range, hence both terms.
+//! grows with `|s c| + |m|`, which can be far above `|s c - m|`. Where a format has no minimum the sum over codes is exact
+//! in integers and `|s c|` is the weight's own magnitude. Else formats are not asked for their parts: setting every code
+//! byte of a block to 0x00 and to 0xff (and keeping the others, see [`super::probe`]) gives the ends of the code range,
+//! hence both terms.
 
 use super::probe::Layout;
 use crate::backend::WeightSource;
@@ -22,7 +23,7 @@ pub struct Matrix {
     pub cols: usize,
     /// Values, `[experts, rows, cols]`.
     pub values: Vec<f64>,
-    /// Per element, `|s c| + |m|` or more. Empty for vectors and plain floats: their values' magnitudes serve.
+    /// Per element, `|s c| + |m|` or more. Empty where there is no m: the values' magnitudes serve.
     pub amplitude: Vec<f64>,
 }
 
@@ -32,7 +33,8 @@ impl Matrix {
         let n = bytes.len() / format.block_bytes() * format.block_len();
         let mut values = vec![0.0; n];
         formats::to_float(format, bytes, &mut values);
-        let amplitude = if format.is_block() { amplitude(format, bytes, &values) } else { Vec::new() };
+        let has_minimum = format.is_block() && Layout::of(format).has_minimum();
+        let amplitude = if has_minimum { amplitude(format, bytes, &values) } else { Vec::new() };
         Matrix { format, rows, cols, values: values.into_iter().map(f64::from).collect(), amplitude }
     }
 

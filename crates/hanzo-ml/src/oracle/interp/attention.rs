@@ -21,7 +21,7 @@ impl Interpreter<'_> {
                 for head in 0..spec.n_head {
                     let q = &q.row(t)[head * spec.d_k..(head + 1) * spec.d_k];
                     let kv_head = head / (spec.n_head / spec.n_kv);
-                    let rows = read_rows(spec, batch, memory, seq, &keys, kv_head);
+                    let rows = read_rows(spec, batch, memory, seq, keys.clone(), kv_head);
                     let o = attend(q, &rows, spec, sinks.as_ref().map(|s| s[head]));
                     for (j, o) in o.into_iter().enumerate() {
                         let at = t * out.cols + head * spec.d_v + j;
@@ -34,31 +34,19 @@ impl Interpreter<'_> {
     }
 }
 
-/// The positions whose keys token `t` of sequence `seq` sees.
-///
-/// Causal: positions up to its own, within the window, and every member of the non-causal spans it belongs to (window
-/// or not). Full: every position of the sequence up to this step's last one, within the window.
-fn visible(spec: &AttentionSpec, batch: &Batch<'_>, seq: usize, t: usize) -> Vec<u32> {
-    let (first_token, end_token) = (batch.seq_offsets[seq] as usize, batch.seq_offsets[seq + 1] as usize);
+/// The positions whose keys token `t` of sequence `seq` sees: from `own - window + 1` to its own, or to the last member
+/// of a non-causal span it belongs to (causal), or to the last position of the sequence in this step (full).
+fn visible(spec: &AttentionSpec, batch: &Batch<'_>, seq: usize, t: usize) -> std::ops::RangeInclusive<u32> {
+    let end_token = batch.seq_offsets[seq + 1];
     let own = batch.positions[t];
-    let last = batch.positions[end_token - 1];
-    let oldest = batch.groups[spec.cache.group.0 as usize].first[seq] * PAGE as u32;
-    // Sees keys in (own - window, own].
-    let in_window = |p: u32| spec.window.is_none_or(|w| p + w > own);
-    let in_span = |p: u32| {
-        batch.spans.iter().filter(|s| s.contains(&(t as u32))).any(|s| {
-            s.clone().any(|m| {
-                let m = m as usize;
-                (first_token..end_token).contains(&m) && batch.positions[m] == p
-            })
-        })
+    let spans = batch.spans.iter().filter(|s| s.contains(&(t as u32)));
+    let last_token = match spec.mask {
+        Mask::Causal => spans.map(|s| s.end.min(end_token) - 1).fold(t as u32, u32::max),
+        Mask::Full => end_token - 1,
     };
-    (oldest..=last)
-        .filter(|p| match spec.mask {
-            Mask::Causal => (*p <= own && in_window(*p)) || in_span(*p),
-            Mask::Full => in_window(*p),
-        })
-        .collect()
+    let kept = batch.groups[spec.cache.group.0 as usize].first[seq] * PAGE as u32;
+    let oldest = spec.window.map_or(0, |w| (own + 1).saturating_sub(w));
+    oldest.max(kept)..=batch.positions[last_token as usize]
 }
 
 /// Keys and values at the given positions.
@@ -67,21 +55,21 @@ fn read_rows(
     batch: &Batch<'_>,
     memory: &Memory,
     seq: usize,
-    positions: &[u32],
+    positions: std::ops::RangeInclusive<u32>,
     kv_head: usize,
 ) -> Vec<(Vec<f64>, Vec<f64>)> {
     let group = spec.cache.group.0 as usize;
     let store = &memory.groups[group];
     let layer = spec.cache.layer as usize;
-    let row = |p: &u32| {
-        let slot = slot(batch, group, seq, *p);
+    let row = |p: u32| {
+        let slot = slot(batch, group, seq, p);
         let k = store.read(layer, Part::Keys, kv_head, slot);
         // Latent attention: the values are the first part of the keys.
         let latent = store.group().d_v == 0;
         let v = if latent { k[..spec.d_v].to_vec() } else { store.read(layer, Part::Values, kv_head, slot) };
         (k, v)
     };
-    positions.iter().map(row).collect()
+    positions.map(row).collect()
 }
 
 /// One query over its keys.

@@ -57,48 +57,58 @@ fn dot(x: &[Num], w: &[f64], amplitude: Option<&[f64]>, integers: bool) -> Num {
     Num { v, e: e + (additions + PER_TERM) * U * size + additions * TINY }
 }
 
-/// One row of activations times every row of an expert's matrix, plus its bias.
-fn times(x: &[Num], w: &Matrix, expert: usize, bias: Option<&[Num]>, integers: bool) -> Vec<Num> {
-    (0..w.rows)
-        .map(|r| {
-            let y = dot(x, w.row(expert, r), w.amplitude(expert, r), integers);
-            bias.map_or(y, |b| y + b[expert * w.rows + r])
-        })
-        .collect()
+/// What a contraction multiplies its weights by.
+struct Activations {
+    rows: Array,
+    /// Integers with a scale per block.
+    integers: bool,
+}
+
+impl Activations {
+    /// Row `r` times every row of an expert's matrix, plus its bias.
+    fn times(&self, r: usize, w: &Matrix, expert: usize, bias: Option<&[Num]>) -> Vec<Num> {
+        let one = |row: usize| {
+            let y = dot(self.rows.row(r), w.row(expert, row), w.amplitude(expert, row), self.integers);
+            bias.map_or(y, |b| y + b[expert * w.rows + row])
+        };
+        (0..w.rows).map(one).collect()
+    }
 }
 
 impl Interpreter<'_> {
-    /// The activations a matrix of this weight meets, and whether they are integers.
-    fn activations(&self, x: ValueId, w: WeightId) -> (Array, bool) {
+    /// The activations a matrix of this weight meets: as they are, or for block formats under [`Precision::Int8`]
+    /// quantized.
+    fn activations(&self, x: ValueId, w: WeightId) -> Activations {
         let quantized = self.plan.val(x).dtype == DType::Q8;
         let block = self.weights.get(w).format.is_block();
+        let rows = self.value(x);
         match self.precision {
-            Precision::Int8 if block && !quantized => (quantize(self.value(x)), true),
-            _ => (self.value(x).clone(), quantized),
+            Precision::Int8 if block && !quantized => Activations { rows: quantize(rows), integers: true },
+            _ => Activations { rows: rows.clone(), integers: quantized },
         }
     }
 
     /// `x w^T + bias`.
     pub(super) fn linear(&mut self, x: ValueId, m: &Member) {
-        let (x, integers) = self.activations(x, m.w);
+        let activations = self.activations(x, m.w);
         let w = self.weights.get(m.w);
         let bias = self.opt_vector(m.bias);
-        let y = Array::map_rows(&x, w.rows, |_, row| times(row, w, 0, bias.as_deref(), integers));
+        let y = Array::map_rows(self.value(x), w.rows, |r, _| activations.times(r, w, 0, bias.as_deref()));
         self.set(m.out, y);
     }
 
     /// For each slot of each token, the linear of the expert it was routed to; `x` has one row a token or one a slot.
     pub(super) fn moe_linear(&mut self, x: ValueId, ids: ValueId, m: &Member) {
-        let (x, integers) = self.activations(x, m.w);
+        let activations = self.activations(x, m.w);
         let w = self.weights.get(m.w);
         let bias = self.opt_vector(m.bias);
         let ids = self.value(ids);
         let per_token = ids.cols;
-        let rows_per_token = x.rows() / ids.rows().max(1);
+        let rows_per_token = self.value(x).rows() / ids.rows().max(1);
         let mut data = Vec::with_capacity(ids.data.len() * w.rows);
         for (slot, id) in ids.data.iter().enumerate() {
             let row = if rows_per_token == per_token { slot } else { slot / per_token };
-            data.extend(times(x.row(row), w, id.v as usize, bias.as_deref(), integers));
+            data.extend(activations.times(row, w, id.v as usize, bias.as_deref()));
         }
         self.set(m.out, Array { cols: self.plan.val(m.out).cols, data });
     }

@@ -1,0 +1,187 @@
+//! `hanzo gate`: every numeric oracle on a backend, under every lever set; or, with `--mutate`, planted faults that the
+//! oracles must notice. Exit code 1 if anything is beyond its bound, cannot run, or goes unseen.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+use hanzo_ml::backend::Backend;
+use hanzo_ml::cpu::isa::IsaLevel;
+use hanzo_ml::cpu::{CpuBackend, CpuOptions};
+use hanzo_ml::oracle::gate::{self, GateOptions, GateReport};
+use hanzo_ml::oracle::mutate::Fate;
+use hanzo_ml::oracle::oracles;
+use hanzo_ml::oracle::reference_backend::ReferenceBackend;
+use serde::Serialize;
+
+use super::resolve_model;
+use crate::cli::Context;
+use crate::failure::Failure;
+use crate::output;
+use crate::progress::Unit;
+
+/// The command's grammar.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Also check the decoders against a directory of golden blocks (MANIFEST.tsv, TYPE.bin, TYPE.f32)
+    #[arg(long, value_name = "DIR")]
+    golden: Option<PathBuf>,
+    /// Plant faults in weights, steps and Plans instead; every one must be noticed
+    #[arg(long)]
+    mutate: bool,
+    /// Only oracles, ops or formats whose name contains this
+    #[arg(long, value_name = "TEXT")]
+    filter: Option<String>,
+    /// What to test: the CPU, or the reference interpreter itself
+    #[arg(long, value_enum, default_value = "cpu")]
+    device: Device,
+    /// Instruction set of the CPU's kernels: portable, avx2, avx512 (default: the best this CPU has)
+    #[arg(long, value_parser = isa)]
+    isa: Option<IsaLevel>,
+    /// Threads (default: one a core)
+    #[arg(short, long, default_value_t = 0, hide_default_value = true)]
+    threads: usize,
+    /// Seed of the random inputs
+    #[arg(long, default_value_t = GateOptions::default().seed)]
+    seed: u64,
+    /// Also test matrices of this model: a short name, a hub id, a URL or a path
+    #[arg(short, long, value_name = "MODEL")]
+    model: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Device {
+    Cpu,
+    Reference,
+}
+
+fn isa(name: &str) -> Result<IsaLevel, String> {
+    let names = || IsaLevel::ALL.map(IsaLevel::name).join(", ");
+    IsaLevel::from_name(name).ok_or_else(|| format!("expected one of {}", names()))
+}
+
+#[derive(Serialize)]
+struct Row<'r> {
+    oracle: &'r str,
+    op: &'r str,
+    format: &'r str,
+    runs: usize,
+    cases: usize,
+    nbad: usize,
+    /// The largest error in units of its bound, and both.
+    ratio: f64,
+    error: f64,
+    bound: f64,
+    /// `passed`, `failed` or `no kernel`.
+    verdict: &'static str,
+    first_bad: Option<&'r str>,
+}
+
+#[derive(Serialize)]
+struct Fault<'r> {
+    fault: &'r str,
+    op: &'r str,
+    format: &'r str,
+    /// `caught`, `survived` or `no kernel`.
+    fate: &'static str,
+    how: &'r str,
+}
+
+#[derive(Serialize)]
+struct Report<'r> {
+    backend: &'r str,
+    isa: Option<&'static str>,
+    passed: bool,
+    nbad: usize,
+    golden: Option<&'r str>,
+    rows: Vec<Row<'r>>,
+    faults: Vec<Fault<'r>>,
+}
+
+fn report<'r>(r: &'r GateReport, isa: Option<IsaLevel>) -> Report<'r> {
+    let row = |r: &'r gate::Row| Row {
+        oracle: &r.oracle,
+        op: &r.op,
+        format: &r.format,
+        runs: r.runs,
+        cases: r.found.cases,
+        nbad: r.found.nbad,
+        ratio: r.found.ratio,
+        error: r.found.error,
+        bound: r.found.bound,
+        verdict: match (r.unsupported(), r.passed()) {
+            (true, _) => "no kernel",
+            (_, true) => "passed",
+            _ => "failed",
+        },
+        first_bad: r.first_bad.as_deref(),
+    };
+    let faults = r.faults.iter().map(|f| Fault {
+        fault: &f.fault,
+        op: &f.op,
+        format: &f.format,
+        fate: match f.fate {
+            Fate::Caught => "caught",
+            Fate::Survived => "survived",
+            Fate::NoKernel => "no kernel",
+        },
+        how: &f.how,
+    });
+    Report {
+        backend: &r.backend,
+        isa: isa.map(IsaLevel::name),
+        passed: r.passed(),
+        nbad: r.nbad(),
+        golden: r.golden.as_deref(),
+        rows: r.rows.iter().map(row).collect(),
+        faults: faults.collect(),
+    }
+}
+
+/// Runs the gate.
+pub fn run(args: Args, context: &Context) -> anyhow::Result<()> {
+    let real = match &args.model {
+        Some(model) => oracles::real_matrices(&resolve_model(model, context)?)?,
+        None => Vec::new(),
+    };
+    let cpu = CpuOptions { threads: args.threads, isa: args.isa.unwrap_or_else(IsaLevel::detect) };
+    let (backend, isa): (Box<dyn Backend>, _) = match args.device {
+        Device::Cpu => (Box::new(CpuBackend::new(cpu)?), Some(cpu.isa)),
+        Device::Reference => (Box::new(ReferenceBackend), None),
+    };
+    let options = GateOptions {
+        filter: args.filter,
+        golden: args.golden,
+        mutate: args.mutate,
+        seed: args.seed,
+        real,
+        ..GateOptions::default()
+    };
+    if let Some(isa) = isa.filter(|_| !args.json) {
+        context.note(format_args!("{} kernels", isa.name()));
+    }
+    let progress = context.progress("gate", Unit::Steps, None);
+    let found = gate::run(backend.as_ref(), &options, &mut |_| progress.add(1));
+    progress.finish();
+    let found = found?;
+    if args.json {
+        output::print_json(&report(&found, isa))?;
+    } else {
+        let mut out = output::stdout();
+        write!(out, "{found}")?;
+        out.finish()?;
+    }
+    if found.rows.is_empty() && found.faults.is_empty() {
+        let filter = options.filter.unwrap_or_default();
+        return Err(Failure::usage(format!("no oracle, op or format contains `{filter}`")).into());
+    }
+    if !found.passed() {
+        let failed = found.rows.iter().filter(|r| !r.passed()).count();
+        let survived = found.survivors().count();
+        return Err(Failure::new(format!("the gate failed: {failed} rows, {survived} faults unseen")).into());
+    }
+    Ok(())
+}

@@ -1,0 +1,309 @@
+//! The gate: every oracle on a backend, under every lever set, as a report.
+
+use super::case::{Bound, Case, Measured, Reference, RunOptions};
+use super::oracles::{Context, ORACLES, Oracle, RealMatrix, chunking_differences, chunkings};
+use super::{golden, mutate};
+use crate::backend::Backend;
+use crate::error::Result;
+use crate::levers::{LEVERS, LeverKind, LeverSet, rewrite};
+use crate::plan::Plan;
+use std::path::PathBuf;
+
+/// Pairs of levers tried alone.
+const PAIRS: usize = 8;
+
+/// What to run.
+#[derive(Clone, Debug)]
+pub struct GateOptions {
+    /// Only rows whose oracle, op or format contains this (ASCII case ignored).
+    pub filter: Option<String>,
+    /// A golden directory to check `to_float` against.
+    pub golden: Option<PathBuf>,
+    /// Lever sets by name.
+    pub lever_sets: Vec<(String, LeverSet)>,
+    /// Plant faults instead of looking for them.
+    pub mutate: bool,
+    /// Seeds random inputs.
+    pub seed: u64,
+    /// Matrices of a real model, used besides random ones.
+    pub real: Vec<RealMatrix>,
+}
+
+impl Default for GateOptions {
+    fn default() -> Self {
+        GateOptions {
+            filter: None,
+            golden: None,
+            lever_sets: LeverSet::gate_sets(PAIRS),
+            mutate: false,
+            seed: 1,
+            real: Vec::new(),
+        }
+    }
+}
+
+impl GateOptions {
+    /// Does the filter let a row's name pass?
+    pub fn wants(&self, names: &[&str]) -> bool {
+        let Some(filter) = &self.filter else { return true };
+        let filter = filter.to_ascii_lowercase();
+        names.iter().any(|n| n.to_ascii_lowercase().contains(&filter))
+    }
+}
+
+/// What an oracle found for one op and format.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    /// The oracle.
+    pub oracle: String,
+    /// The op.
+    pub op: String,
+    /// The format of weights or cache, or `-`.
+    pub format: String,
+    /// Runs: cases times lever sets that differ for them.
+    pub runs: usize,
+    /// What was found.
+    pub found: Measured,
+    /// The first run that failed, in words.
+    pub first_bad: Option<String>,
+}
+
+impl Row {
+    /// A row of one run.
+    pub fn new(oracle: &str, op: &str, format: &str, found: Measured) -> Row {
+        Row { oracle: oracle.into(), op: op.into(), format: format.into(), runs: 1, found, first_bad: None }
+    }
+
+    /// Did everything stay within its bound? An op that the backend has no kernel for at all is told apart
+    /// ([`Row::unsupported`]); one that it refuses only sometimes has failed.
+    pub fn passed(&self) -> bool {
+        let refused = self.found.unsupported.is_some() && !self.unsupported();
+        self.found.nbad == 0 && self.found.failure.is_none() && !refused
+    }
+
+    /// Has the backend no kernel for this op?
+    pub fn unsupported(&self) -> bool {
+        self.found.unsupported.is_some() && self.found.cases == 0
+    }
+}
+
+/// The gate's findings.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GateReport {
+    /// The backend.
+    pub backend: String,
+    /// One a (oracle, op, format).
+    pub rows: Vec<Row>,
+    /// One a planted fault, if faults were planted.
+    pub faults: Vec<mutate::Planted>,
+    /// `nbad=N over M formats`, if a golden directory was checked.
+    pub golden: Option<String>,
+}
+
+impl GateReport {
+    /// Nothing beyond a bound, nothing that could not run, no fault that went unseen.
+    pub fn passed(&self) -> bool {
+        self.rows.iter().all(Row::passed) && self.survivors().next().is_none()
+    }
+
+    /// Elements beyond their bound.
+    pub fn nbad(&self) -> usize {
+        self.rows.iter().map(|r| r.found.nbad).sum()
+    }
+
+    /// Faults that no comparison noticed.
+    pub fn survivors(&self) -> impl Iterator<Item = &mutate::Planted> {
+        self.faults.iter().filter(|f| f.fate == mutate::Fate::Survived)
+    }
+
+    /// Rows of ops that the backend has no kernel for.
+    pub fn unsupported(&self) -> impl Iterator<Item = &Row> {
+        self.rows.iter().filter(|r| r.unsupported())
+    }
+}
+
+/// Lever sets that a Plan tells apart: those that rewrite it differently, or differ in a kernel variant.
+fn distinct<'s>(plan: &Plan, sets: &'s [(String, LeverSet)]) -> Vec<&'s (String, LeverSet)> {
+    let variants = |s: LeverSet| -> Vec<bool> {
+        let of = |(i, l): (usize, &crate::levers::Lever)| matches!(l.kind, LeverKind::Variant).then(|| s.has(i));
+        LEVERS.iter().enumerate().filter_map(of).collect()
+    };
+    let mut seen: Vec<(Plan, Vec<bool>)> = Vec::new();
+    let mut new = |s: LeverSet| {
+        let key = (rewrite(plan, s), variants(s));
+        let fresh = !seen.contains(&key);
+        if fresh {
+            seen.push(key);
+        }
+        fresh
+    };
+    sets.iter().filter(|s| new(s.1)).collect()
+}
+
+/// Adds a finding to its row.
+fn record(rows: &mut Vec<Row>, oracle: &Oracle, case: &Case, found: Measured, run: &str) {
+    let same = |r: &&mut Row| r.oracle == oracle.name && r.op == case.op && r.format == case.format;
+    let stopped = found.failure.clone().or(found.unsupported.clone());
+    let bad = (found.nbad > 0 || stopped.is_some()).then(|| {
+        let why = stopped.unwrap_or_else(|| format!("error {:.3e}, bound {:.3e}", found.error, found.bound));
+        format!("{} ({:?}, {run}): {why}", case.about, case.precision)
+    });
+    if let Some(row) = rows.iter_mut().find(same) {
+        row.runs += 1;
+        row.found.merge(&found);
+        row.first_bad = row.first_bad.take().or(bad);
+    } else {
+        let mut row = Row::new(oracle.name, case.op, &case.format, found);
+        row.first_bad = bad;
+        rows.push(row);
+    }
+}
+
+/// Runs a case on every backend under every lever set that makes a difference.
+fn run_case(
+    reports: &mut [GateReport],
+    oracle: &Oracle,
+    case: &Case,
+    backends: &[&dyn Backend],
+    options: &GateOptions,
+) {
+    let reference = match Reference::new(case) {
+        Ok(r) => r,
+        Err(e) => {
+            let found = Measured { failure: Some(e.to_string()), ..Measured::default() };
+            return reports.iter_mut().for_each(|r| record(&mut r.rows, oracle, case, found.clone(), "reference"));
+        }
+    };
+    // Whole Plans are long enough to be run one way; single ops are run pinned as well.
+    let pinned: &[bool] = if case.bound == Bound::Carried { &[false, true] } else { &[false] };
+    for (name, levers) in distinct(&case.plan, &options.lever_sets) {
+        for &deterministic in pinned {
+            for (report, backend) in reports.iter_mut().zip(backends) {
+                let found = reference.check(case, *backend, RunOptions { levers: *levers, deterministic });
+                let run = format!("levers: {name}, deterministic: {deterministic}");
+                record(&mut report.rows, oracle, case, found, &run);
+            }
+        }
+    }
+}
+
+/// Runs the gate on one backend. `progress` gets the name of each oracle before it runs.
+///
+/// # Errors
+/// A golden directory that cannot be read. Whatever goes wrong in a backend becomes a row.
+pub fn run(backend: &dyn Backend, options: &GateOptions, progress: &mut dyn FnMut(&str)) -> Result<GateReport> {
+    Ok(run_all(&[backend], options, progress)?.remove(0))
+}
+
+/// As [`run`] for several backends, such as one CPU at several instruction sets: every case is drawn and worked out
+/// once. One report a backend.
+pub fn run_all(
+    backends: &[&dyn Backend],
+    options: &GateOptions,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Vec<GateReport>> {
+    let mut rows = Vec::new();
+    let mut summary = None;
+    if let Some(dir) = &options.golden {
+        progress("to_float_golden");
+        rows = golden::check(dir)?;
+        rows.retain(|r| options.wants(&[&r.oracle, &r.op, &r.format]));
+        summary = Some(golden::summary(&rows));
+    }
+    let report = |backend: &&dyn Backend| GateReport {
+        backend: backend.name().to_string(),
+        rows: rows.clone(),
+        faults: Vec::new(),
+        golden: summary.clone(),
+    };
+    let mut reports: Vec<GateReport> = backends.iter().map(report).collect();
+    if options.mutate {
+        for (report, faults) in reports.iter_mut().zip(mutate::run(backends, options, progress)) {
+            report.faults = faults;
+        }
+        return Ok(reports);
+    }
+    let context = Context { seed: options.seed, real: &options.real };
+    for oracle in ORACLES {
+        let mut announced = false;
+        (oracle.cases)(&context, &mut |case| {
+            if !options.wants(&[oracle.name, case.op, &case.format]) {
+                return;
+            }
+            if !std::mem::replace(&mut announced, true) {
+                progress(oracle.name);
+            }
+            run_case(&mut reports, oracle, &case, backends, options);
+        });
+        if oracle.name == "plan_numeric" && options.wants(&[oracle.name, "chunks"]) {
+            chunks(&mut reports, &context, backends, options);
+        }
+    }
+    Ok(reports)
+}
+
+/// Bit-equality of chunkings, under every lever set.
+fn chunks(reports: &mut [GateReport], context: &Context<'_>, backends: &[&dyn Backend], options: &GateOptions) {
+    let mut empty = Row::new("plan_numeric", "chunks", "deterministic", Measured::default());
+    empty.runs = 0;
+    let mut rows = vec![empty; backends.len()];
+    for cases in chunkings(context) {
+        for (name, levers) in distinct(&cases[0].plan, &options.lever_sets) {
+            for (row, backend) in rows.iter_mut().zip(backends) {
+                let found = chunking_differences(&cases, *backend, *levers);
+                if row.first_bad.is_none() && (found.nbad > 0 || found.failure.is_some()) {
+                    row.first_bad = Some(format!("{:?}, levers: {name}", cases[0].precision));
+                }
+                row.runs += cases.len();
+                row.found.merge(&found);
+            }
+        }
+    }
+    reports.iter_mut().zip(rows).for_each(|(report, row)| report.rows.push(row));
+}
+
+impl std::fmt::Display for GateReport {
+    /// A table: a line a row, then what failed, then what survived.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if !self.rows.is_empty() {
+            let head = ["oracle", "op", "format", "runs", "cases", "nbad", "error", "bound", "used"];
+            let [oracle, op, format, runs, cases, nbad, error, bound, used] = head;
+            writeln!(
+                f,
+                "{oracle:<26} {op:<16} {format:<14} {runs:>5} {cases:>9} {nbad:>6} {error:>10} {bound:>10} {used:>7}"
+            )?;
+        }
+        for r in &self.rows {
+            let m = &r.found;
+            if r.unsupported() {
+                writeln!(f, "{:<26} {:<16} {:<14} no kernel on {}", r.oracle, r.op, r.format, self.backend)?;
+                continue;
+            }
+            let used = if m.bound > 0.0 { format!("{:.1}%", 100.0 * m.ratio) } else { "exact".into() };
+            writeln!(
+                f,
+                "{:<26} {:<16} {:<14} {:>5} {:>9} {:>6} {:>10.3e} {:>10.3e} {used:>7}",
+                r.oracle, r.op, r.format, r.runs, m.cases, m.nbad, m.error, m.bound
+            )?;
+        }
+        for r in self.rows.iter().filter(|r| !r.passed()) {
+            let why = r.first_bad.clone().or(r.found.failure.clone()).unwrap_or_default();
+            writeln!(f, "FAILED {} {} {}: {why}", r.oracle, r.op, r.format)?;
+        }
+        if !self.faults.is_empty() {
+            mutate::table(f, &self.faults)?;
+        }
+        let verdict = if self.passed() { "passed" } else { "FAILED" };
+        if self.faults.is_empty() {
+            writeln!(f, "gate {verdict} on {}: {} rows, nbad={}", self.backend, self.rows.len(), self.nbad())?;
+        } else {
+            let fate = |fate| self.faults.iter().filter(|p| p.fate == fate).count();
+            let (caught, survived) = (fate(mutate::Fate::Caught), fate(mutate::Fate::Survived));
+            writeln!(f, "gate {verdict} on {}: {caught} planted faults caught, {survived} survived", self.backend)?;
+        }
+        match &self.golden {
+            Some(line) => writeln!(f, "{line}"),
+            None => Ok(()),
+        }
+    }
+}

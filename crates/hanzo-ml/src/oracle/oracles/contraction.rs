@@ -1,0 +1,218 @@
+//! Cases of linears, embeddings and the activation quantization.
+
+use super::{Builder, Context, Sink, weight_formats};
+use crate::backend::Precision;
+use crate::oracle::case::Case;
+use crate::oracle::random::{Draw, Rng, weights};
+use crate::plan::{Activation, Dim, GluKind, Member, Op};
+use hanzo_gguf::Format;
+
+/// A linear of random activations: `x [tokens, cols]`, `w [rows, cols]`.
+pub fn linear_case(
+    op: &'static str,
+    format: Format,
+    (rows, cols, tokens): (usize, usize, usize),
+    bytes: Vec<u8>,
+    (size, bias): (f64, bool),
+    rng: &mut Rng,
+) -> Case {
+    let mut b = Builder::new(cols);
+    let x = b.input("x", Dim::Tokens, cols, rng.floats(tokens * cols, size));
+    let w = b.weight("w", format, (1, rows, cols), bytes);
+    let bias = bias.then(|| b.vector("bias", &rng.floats(rows, 1.0)));
+    let out = b.plan.value("out", Dim::Tokens, rows);
+    b.plan.push(Op::Linear { x, member: Member { w, bias, out } });
+    b.plan.outputs.push(out);
+    b.case(op, format, tokens, format!("{rows} x {cols}, {tokens} tokens, activations x {size:e}"))
+}
+
+/// Both precisions of a case.
+pub(super) fn both(case: Case, sink: Sink<'_>) {
+    sink(Case { precision: Precision::Int8, ..case.clone() });
+    sink(case);
+}
+
+/// Contraction lengths: one block, and several.
+fn lengths(format: Format) -> Vec<usize> {
+    match format.block_len() {
+        1 => vec![1, 7, 64, 300],
+        32 => vec![32, 96, 1280],
+        n => vec![n, 3 * n],
+    }
+}
+
+pub(super) fn matvec(context: &Context<'_>, sink: Sink<'_>) {
+    for format in weight_formats() {
+        let rng = &mut context.rng(&format!("matvec {format}"));
+        for cols in lengths(format) {
+            for rows in [1, 3, 33] {
+                let w = weights(format, rows, cols, Draw::Usual, rng);
+                both(linear_case("linear", format, (rows, cols, 1), w, (1.0, rows == 3), rng), sink);
+            }
+        }
+        let cols = *lengths(format).last().unwrap_or(&256);
+        let mut special = |draw: Draw, size: f64| {
+            let w = weights(format, 5, cols, draw, rng);
+            both(linear_case("linear", format, (5, cols, 1), w, (size, false), rng), sink);
+        };
+        special(Draw::Tiny, 1.0);
+        special(Draw::Zero, 1.0);
+        special(Draw::Usual, 1e6);
+        special(Draw::Usual, 1e-12);
+        special(Draw::Usual, 0.0);
+        real(context, format, 1, rng, sink);
+    }
+}
+
+pub(super) fn gemm(context: &Context<'_>, sink: Sink<'_>) {
+    for format in weight_formats() {
+        let rng = &mut context.rng(&format!("gemm {format}"));
+        let cols = lengths(format)[1];
+        for (rows, tokens) in [(1, 33), (3, 2), (5, 3), (33, 4), (40, 5), (17, 12), (33, 33)] {
+            let w = weights(format, rows, cols, Draw::Usual, rng);
+            both(linear_case("linear", format, (rows, cols, tokens), w, (1.0, rows == 5), rng), sink);
+        }
+        for draw in [Draw::Tiny, Draw::Zero] {
+            let w = weights(format, 5, cols, draw, rng);
+            both(linear_case("linear", format, (5, cols, 6), w, (1.0, false), rng), sink);
+        }
+        let w = weights(format, 5, cols, Draw::Usual, rng);
+        both(linear_case("linear", format, (5, cols, 6), w, (1e6, false), rng), sink);
+        both(head(format, rng), sink);
+        real(context, format, 7, rng, sink);
+    }
+}
+
+/// The output head: some rows of x, in chunks.
+fn head(format: Format, rng: &mut Rng) -> Case {
+    let (rows, cols, tokens) = (35, lengths(format)[1].next_multiple_of(32), 9);
+    let mut b = Builder::new(cols);
+    let x = b.input("x", Dim::Tokens, cols, rng.floats(tokens * cols, 1.0));
+    let bytes = weights(format, rows, cols, Draw::Usual, rng);
+    let w = b.weight("w", format, (1, rows, cols), bytes);
+    b.plan.head = Some(0);
+    let last = b.plan.value("last", Dim::Out, cols);
+    b.plan.push(Op::GatherRows { x, out: last });
+    let out = b.plan.value("out", Dim::Out, rows);
+    b.plan.push(Op::Linear { x: last, member: Member { w, bias: None, out } });
+    b.plan.outputs.push(out);
+    let mut case = b.case("linear", format, tokens, "output head, 5 rows in chunks of 3".into());
+    case.steps[0].out_rows = vec![0, 2, 3, 7, 8];
+    case.chunk = Some(3);
+    case
+}
+
+/// The real matrices of a format.
+fn real(context: &Context<'_>, format: Format, tokens: usize, rng: &mut Rng, sink: Sink<'_>) {
+    for m in context.real.iter().filter(|m| m.format == format) {
+        let shape = (m.rows, m.cols, tokens);
+        let mut case = linear_case("linear", format, shape, m.bytes.clone(), (1.0, false), rng);
+        case.about = format!("{}: {}", m.name, case.about);
+        both(case, sink);
+    }
+}
+
+/// Linears of several formats over one x: as q, k and v, or (`glu`) as gate and up.
+pub fn group_case(formats: &[Format], (rows, cols, tokens): (usize, usize, usize), glu: bool, rng: &mut Rng) -> Case {
+    let mut b = Builder::new(cols);
+    let x = b.input("x", Dim::Tokens, cols, rng.floats(tokens * cols, 1.0));
+    let mut outs = Vec::new();
+    for (i, &format) in formats.iter().enumerate() {
+        // q has more rows than k and v; gate and up are alike.
+        let rows = if i == 0 && !glu { 2 * rows } else { rows };
+        let bytes = weights(format, rows, cols, Draw::Usual, rng);
+        let w = b.weight(&format!("w{i}"), format, (1, rows, cols), bytes);
+        let bias = (i == 1).then(|| b.vector("bias", &rng.floats(rows, 1.0)));
+        let out = b.plan.value(format!("out{i}"), Dim::Tokens, rows);
+        b.plan.push(Op::Linear { x, member: Member { w, bias, out } });
+        outs.push(out);
+    }
+    if let (true, &[gate, up, ..]) = (glu, &outs[..]) {
+        let out = b.like(gate, "glu");
+        b.plan.push(Op::Glu { gate, up, kind: GluKind::Plain(Activation::Silu), out });
+        outs.push(out);
+    }
+    b.plan.outputs = outs;
+    let names: Vec<&str> = formats.iter().map(|f| f.name()).collect();
+    b.case("linear_group", formats[0], tokens, format!("{}, {tokens} tokens", names.join("+")))
+}
+
+pub(super) fn group(context: &Context<'_>, sink: Sink<'_>) {
+    let all: Vec<Format> = weight_formats().collect();
+    for i in 0..all.len() {
+        let rng = &mut context.rng(&format!("group {i}"));
+        let pick = |n: usize| all[(i + n) % all.len()];
+        let cols = if i % 3 == 0 { 768 } else { 256 };
+        for tokens in [1, 5] {
+            both(group_case(&[pick(0), pick(1), pick(7)], (9, cols, tokens), false, rng), sink);
+            both(group_case(&[pick(0), pick(0)], (11, cols, tokens), true, rng), sink);
+        }
+    }
+}
+
+pub(super) fn embed(context: &Context<'_>, sink: Sink<'_>) {
+    const VOCABULARY: usize = 40;
+    for format in weight_formats() {
+        let rng = &mut context.rng(&format!("embed {format}"));
+        let cols = lengths(format)[1];
+        for (scale, tokens, draw) in [(1.0f32, 1, Draw::Usual), (11.3, 33, Draw::Usual), (1.0, 3, Draw::Tiny)] {
+            let mut b = Builder::new(cols);
+            let bytes = weights(format, VOCABULARY, cols, draw, rng);
+            let table = b.weight("table", format, (1, VOCABULARY, cols), bytes);
+            let out = b.plan.value("out", Dim::Tokens, cols);
+            b.plan.push(Op::Embed { table, scale, out });
+            b.plan.outputs.push(out);
+            let mut case = b.case("embed", format, tokens, format!("{tokens} tokens, scale {scale}"));
+            case.steps[0].tokens = (0..tokens).map(|_| rng.below(VOCABULARY) as u32).collect();
+            sink(case.clone());
+            if format == Format::Q4_0 {
+                case.steps[0].embeddings = Some(rng.floats(tokens * cols, 1.0));
+                case.about += ", embedding rows";
+                case.exact = true;
+                sink(case);
+            }
+        }
+    }
+}
+
+pub(super) fn quantize(context: &Context<'_>, sink: Sink<'_>) {
+    let rng = &mut context.rng("quantize");
+    let mut rows: Vec<Vec<f32>> = vec![
+        rng.floats(64, 1.0),
+        vec![0.0; 64],
+        // Every code, its neighbours' halves (ties go to even), and the ends.
+        (0..64).map(|i| if i == 0 { 127.0 } else { i as f32 + 0.5 }).collect(),
+        (0..64).map(|i| if i % 32 == 0 { -127.0 } else { -(i as f32) - 0.5 }).collect(),
+        rng.floats(64, 1e30),
+        rng.floats(64, 1e-30),
+        // 1/d overflows: zeros. And just before it does.
+        rng.floats(64, 1e-38),
+        rng.floats(64, 1e-36),
+        vec![f32::MIN_POSITIVE / 8.0; 64],
+        vec![-3.25; 64],
+    ];
+    // One outlier among small numbers, and blocks of different sizes in one row.
+    let mut outlier = rng.floats(64, 1e-3);
+    outlier[17] = -40.0;
+    rows.push(outlier);
+    rows.extend((0..20).map(|i| rng.floats(64, f64::from(i) + 0.1)));
+    for tokens in [1, rows.len()] {
+        for chunk in rows.chunks(tokens) {
+            let mut b = Builder::new(64);
+            let x = b.input("x", Dim::Tokens, 64, chunk.concat());
+            // Row r of the identity: one code of 1 under a scale of 1 (a half is 0x3c00).
+            let identity = |r: usize, block: usize| {
+                let mut bytes = vec![0x00, 0x3c];
+                bytes.extend((0..32).map(|j| u8::from(block * 32 + j == r)));
+                bytes
+            };
+            let bytes = (0..64).flat_map(|r| [identity(r, 0), identity(r, 1)].concat()).collect();
+            let w = b.weight("identity", Format::Q8_0, (1, 64, 64), bytes);
+            let out = b.plan.value("out", Dim::Tokens, 64);
+            b.plan.push(Op::Linear { x, member: Member { w, bias: None, out } });
+            b.plan.outputs.push(out);
+            let case = b.case("quantize", "-", tokens, format!("{tokens} rows through an identity"));
+            sink(Case { precision: Precision::Int8, exact: true, ..case });
+        }
+    }
+}
