@@ -7,10 +7,12 @@ use std::process::ExitCode;
 
 use clap::{ArgAction, CommandFactory, Parser, Subcommand};
 
-use crate::commands::{completions, devices, gate, inspect, levers, pull, quantize, tokenize};
+use crate::commands::{
+    ab, bench, chat, completions, devices, gate, inspect, levers, logits, perplexity, pull, quantize, run, tokenize,
+};
 use crate::output::{self, Verbosity};
 use crate::settings::Settings;
-use crate::{failure, progress};
+use crate::{failure, progress, short_flags};
 
 /// What every command gets: the settings and how talkative it should be.
 pub struct Context {
@@ -51,6 +53,18 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Answer one prompt
+    Run(run::Args),
+    /// Talk with a model
+    Chat(chat::Args),
+    /// Measure the speed of prefill and decode, or of one kernel
+    Bench(bench::Args),
+    /// Measure what a lever does: interleaved runs with it off and on
+    Ab(ab::Args),
+    /// Print log-probabilities, or compare them with a reference file
+    Logits(logits::Args),
+    /// Measure how well a model predicts a text
+    Perplexity(perplexity::Args),
     /// Download a model into the cache and print its path
     Pull(pull::Args),
     /// Show what a model's file holds: metadata, tensors, formats
@@ -71,6 +85,12 @@ enum Command {
 
 fn dispatch(command: Command, context: &Context) -> anyhow::Result<()> {
     match command {
+        Command::Run(args) => run::run(args, context),
+        Command::Chat(args) => chat::run(args, context),
+        Command::Bench(args) => bench::run(args, context),
+        Command::Ab(args) => ab::run(args, context),
+        Command::Logits(args) => logits::run(args, context),
+        Command::Perplexity(args) => perplexity::run(args, context),
         Command::Pull(args) => pull::run(args, context),
         Command::Inspect(args) => inspect::run(args, context),
         Command::Tokenize(args) => tokenize::run(args, context),
@@ -89,7 +109,7 @@ pub fn grammar() -> clap::Command {
 
 /// Parses, runs, and turns the outcome into an exit code: 0, 1 for a failure, 2 for bad usage.
 pub fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli = match Cli::try_parse_from(short_flags::spell_out(std::env::args_os())) {
         Ok(cli) => cli,
         Err(error) => {
             let code = if error.use_stderr() { 2 } else { 0 };
@@ -108,6 +128,7 @@ pub fn main() -> ExitCode {
     match dispatch(cli.command, &context) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if output::is_closed_stdout(&error) => ExitCode::SUCCESS,
+        Err(error) if failure::is_interrupted(&error) => ExitCode::from(failure::INTERRUPTED),
         Err(error) => {
             output::stderr_line(format_args!("{}", failure::report(&error)));
             ExitCode::from(failure::exit_code(&error))

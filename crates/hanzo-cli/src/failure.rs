@@ -74,6 +74,26 @@ pub fn report(error: &anyhow::Error) -> String {
     lines.join("\n")
 }
 
+/// The exit code after Ctrl-C: 128 plus the signal's number, as shells have it.
+pub const INTERRUPTED: u8 = 130;
+
+/// Ctrl-C ended the work. The user knows: nothing is printed, and the exit code is [`INTERRUPTED`].
+#[derive(Debug)]
+pub struct Interrupted;
+
+impl fmt::Display for Interrupted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("interrupted")
+    }
+}
+
+impl std::error::Error for Interrupted {}
+
+/// True if the error is only that the user pressed Ctrl-C.
+pub fn is_interrupted(error: &anyhow::Error) -> bool {
+    error.chain().any(|c| c.is::<Interrupted>())
+}
+
 /// The exit code an error asks for: that of the outermost [`Failure`], else 1.
 pub fn exit_code(error: &anyhow::Error) -> u8 {
     error.chain().find_map(|c| c.downcast_ref::<Failure>()).map_or(1, |f| f.code)

@@ -4,14 +4,20 @@
 //! through [`output`], what goes wrong through [`failure`], the environment through [`settings`].
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
+mod bench;
+mod chat;
 mod cli;
 mod commands;
 mod failure;
+mod measure;
+mod model;
 mod output;
+mod perplexity;
 mod progress;
 mod pull;
 mod quantize;
 mod settings;
+mod short_flags;
 
 fn main() -> std::process::ExitCode {
     cli::main()

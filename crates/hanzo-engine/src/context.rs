@@ -8,6 +8,7 @@ use crate::kv::{Kv, NO_TOKEN, Sequence};
 use crate::model::Model;
 use hanzo_ml::backend::{CompileOptions, Executable};
 use hanzo_ml::batch::{Batch, GroupTables, Input, Pooling};
+use hanzo_ml::levers::LeverSet;
 use hanzo_ml::plan::Sizes;
 use std::ops::Range;
 use std::sync::Arc;
@@ -103,6 +104,12 @@ struct Tables {
 impl Context {
     /// Compiles the model's Plan for decode and prefill and allocates its caches.
     pub fn new(model: &Arc<Model>) -> Result<Context> {
+        Context::with_levers(model, model.options().levers)
+    }
+
+    /// As [`Context::new`], with other levers than the model was loaded with: two contexts of one model compare them. The
+    /// sets may not differ in a lever that changes the layout of weights.
+    pub fn with_levers(model: &Arc<Model>, levers: LeverSet) -> Result<Context> {
         let (plan, options, size) = (model.plan(), model.options(), model.kv_size());
         if plan.groups.len() > MAX_GROUPS {
             let what = format!("{} page groups, at most {MAX_GROUPS} are supported", plan.groups.len());
@@ -116,7 +123,7 @@ impl Context {
             if buckets.iter().any(|b: &Bucket| b.sizes == sizes) {
                 continue;
             }
-            let (levers, precision, deterministic) = (options.levers, options.precision, options.deterministic);
+            let (precision, deterministic) = (options.precision, options.deterministic);
             let compile = CompileOptions { levers, bucket: sizes, precision, deterministic };
             let executable = model.backend().compile(plan, &compile, model.weights())?;
             buckets.push(Bucket { sizes, executable });

@@ -11,6 +11,9 @@ use serde::Serialize;
 use crate::cli::Context;
 use crate::output::{self, human_bytes};
 
+/// Where Linux describes the caches of the first processor.
+const FIRST_CACHES: &str = "/sys/devices/system/cpu/cpu0/cache";
+
 /// The command's grammar.
 #[derive(clap::Args)]
 pub struct Args {
@@ -105,7 +108,7 @@ fn cpu(isa: IsaLevel) -> Cpu {
         cores,
         sockets,
         features: features(),
-        caches: caches(Path::new("/sys/devices/system/cpu/cpu0/cache")),
+        caches: caches(Path::new(FIRST_CACHES)),
     }
 }
 
@@ -154,6 +157,17 @@ fn topology(info: &str) -> (Option<usize>, Option<usize>) {
     }
     let count = |n: usize| (n > 0).then_some(n);
     (count(cores.len()), count(sockets.len()))
+}
+
+/// Bytes of the last-level cache that the first processor sees.
+pub fn last_level_cache() -> Option<u64> {
+    let caches = caches(Path::new(FIRST_CACHES));
+    caches.iter().filter(|c| c.kind != "Instruction").max_by_key(|c| c.level).map(|c| c.bytes)
+}
+
+/// Bytes of memory that can be used without swapping.
+pub fn available_memory() -> Option<u64> {
+    memory(&fs::read_to_string("/proc/meminfo").ok()?).map(|m| m.available_bytes)
 }
 
 fn caches(folder: &Path) -> Vec<Cache> {

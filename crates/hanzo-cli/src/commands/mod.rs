@@ -1,12 +1,18 @@
 //! The commands of `hanzo`, one file each: `Args` (its grammar) and `run`.
 
+pub mod ab;
+pub mod bench;
+pub mod chat;
 pub mod completions;
 pub mod devices;
 pub mod gate;
 pub mod inspect;
 pub mod levers;
+pub mod logits;
+pub mod perplexity;
 pub mod pull;
 pub mod quantize;
+pub mod run;
 pub mod tokenize;
 
 use std::path::PathBuf;

@@ -1,0 +1,270 @@
+//! One contraction alone: a mat-vec or a GEMM of packed weights, rows split over threads, weights out of cache.
+//!
+//! Copies of the matrix add up to a working set of at least [`TIMES_CACHE`] times the last-level cache and are visited in
+//! turn, so that every byte comes from memory, as in a decode step. Activations are quantized before the clock starts.
+
+use std::hint::black_box;
+use std::ops::Range;
+use std::sync::Barrier;
+use std::time::Instant;
+
+use hanzo_gguf::Format;
+use hanzo_ml::cpu::contract::{
+    ActBuf, ActKind, Contraction, Input, Job, Kernel, Scratch, Tokens, Weights, kernel, quantizer, scratch_bytes,
+};
+use hanzo_ml::cpu::isa::IsaLevel;
+use serde_json::{Value, json};
+
+use crate::failure::Failure;
+use crate::measure::stats;
+
+/// The working set, in last-level caches.
+pub const TIMES_CACHE: u64 = 4;
+/// Without knowledge of the cache.
+const DEFAULT_WORKING_SET: u64 = 256 << 20;
+/// Rows that a thread's part is a multiple of: no kernel's tile is cut.
+const ROW_STEP: usize = 16;
+
+/// What to measure.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    pub op: Contraction,
+    pub format: Format,
+    pub rows: usize,
+    pub k: usize,
+    pub tokens: usize,
+    pub threads: usize,
+    pub isa: IsaLevel,
+    pub repetitions: usize,
+    /// Bytes of the last-level cache, if known.
+    pub cache: Option<u64>,
+    /// Bytes that may be used for weights.
+    pub memory: u64,
+}
+
+/// What came out.
+#[derive(Clone, Debug)]
+pub struct Measured {
+    pub case: Case,
+    /// Seconds a call, of each repetition.
+    pub seconds: Vec<f64>,
+    /// Bytes of one matrix, and how many there were.
+    pub matrix_bytes: u64,
+    pub copies: u64,
+}
+
+/// `4096x2048`: rows and columns.
+pub fn parse_shape(text: &str) -> Result<(usize, usize), String> {
+    let (rows, k) = text.split_once(['x', 'X']).ok_or("it is not ROWSxCOLUMNS, e.g. 4096x2048")?;
+    let number = |n: &str| match n.trim().parse::<usize>() {
+        Ok(n) if (1..=1 << 24).contains(&n) => Ok(n),
+        _ => Err(format!("`{n}` is no size from 1 to 2^24")),
+    };
+    Ok((number(rows)?, number(k)?))
+}
+
+/// Measures a case.
+pub fn run(case: &Case) -> anyhow::Result<Measured> {
+    let Case { op, format, rows, k, tokens, threads, isa, .. } = *case;
+    let kind = if format.is_block() { ActKind::Int8 } else { ActKind::F32 };
+    let unusable = |what: String| Failure::usage(format!("--format {format} --shape {rows}x{k}: {what}"));
+    let run = kernel(op, format, kind, isa).ok_or_else(|| unusable(format!("there is no such kernel for {isa}")))?;
+    let unit = format.block_len().max(if kind == ActKind::Int8 { 32 } else { 1 });
+    let row_bytes = format.row_bytes(k).filter(|_| k.is_multiple_of(unit));
+    let row_bytes = row_bytes.ok_or_else(|| unusable(format!("columns must be a multiple of {unit}")))?;
+    let matrix_bytes = (rows * row_bytes) as u64;
+    let wanted = case.cache.map_or(DEFAULT_WORKING_SET, |c| TIMES_CACHE * c);
+    if matrix_bytes > case.memory {
+        return Err(unusable(format!("one matrix takes {matrix_bytes} bytes, more than there is")).into());
+    }
+    let copies = wanted.div_ceil(matrix_bytes).clamp(1, (case.memory / matrix_bytes).max(1));
+
+    let weights = weights((copies * matrix_bytes) as usize);
+    let x: Vec<f32> = (0..tokens * k).map(|i| ((i * 37 % 101) as f32 - 50.0) / 17.0).collect();
+    let mut memory = ActBuf::new();
+    let input = match kind {
+        ActKind::F32 => Input::F32 { data: x.as_ptr(), stride: k },
+        ActKind::Int8 => {
+            let acts = memory.planes(tokens, k);
+            for t in 0..tokens {
+                // SAFETY: `isa` was looked up above, so this processor has it; planes and x hold `tokens` rows of k.
+                unsafe { quantizer(isa)(&acts, t, 0..k / 32, x[t * k..].as_ptr()) };
+            }
+            Input::Int8(acts)
+        }
+    };
+    let mut out = vec![0f32; rows * tokens];
+    let pass = Pass {
+        kernel: run,
+        weights: Weights { format, data: weights.as_ptr().cast(), row_bytes, k },
+        matrix_bytes: matrix_bytes as usize,
+        copies: copies as usize,
+        input,
+        tokens,
+        out: out.as_mut_ptr(),
+        out_stride: rows,
+    };
+    let scratch = scratch_bytes(op, format, kind, isa, k, tokens);
+    let seconds = passes(&pass, rows, threads, scratch, case.repetitions);
+    black_box(&out);
+    Ok(Measured { case: *case, seconds, matrix_bytes, copies })
+}
+
+/// Bytes that decode to small finite numbers in every format: no byte is above 0x3f, so no half float is large.
+fn weights(bytes: usize) -> Vec<u64> {
+    let mut seed = 1u64;
+    let mut next = || {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        seed >> 8 & 0x3f3f_3f3f_3f3f_3f3f
+    };
+    (0..bytes.div_ceil(8)).map(|_| next()).collect()
+}
+
+/// Everything a thread needs for a pass over all copies, but its rows and scratch.
+struct Pass {
+    kernel: Kernel,
+    /// The first copy.
+    weights: Weights,
+    matrix_bytes: usize,
+    copies: usize,
+    input: Input,
+    tokens: usize,
+    out: *mut f32,
+    out_stride: usize,
+}
+
+// SAFETY: weights and input are only read; threads write disjoint rows of `out` (see `passes`).
+unsafe impl Sync for Pass {}
+
+impl Pass {
+    /// Contracts the rows of every copy.
+    fn run(&self, rows: Range<usize>, scratch: &mut Scratch) {
+        for copy in 0..self.copies {
+            let data = self.weights.data.wrapping_add(copy * self.matrix_bytes);
+            let mut job = Job {
+                w: Weights { data, ..self.weights },
+                rows: rows.clone(),
+                input: self.input,
+                tokens: Tokens::Dense { first: 0, count: self.tokens },
+                out: self.out,
+                out_stride: self.out_stride,
+                bias: None,
+                scratch: &mut *scratch,
+            };
+            // SAFETY: the kernel was looked up for this processor; the pointers cover all rows and tokens; no other
+            // thread has these rows.
+            unsafe { (self.kernel)(&mut job) };
+        }
+    }
+}
+
+/// Seconds a call of each of `repetitions` passes, after one that warms up.
+fn passes(pass: &Pass, rows: usize, threads: usize, scratch: usize, repetitions: usize) -> Vec<f64> {
+    let per_thread = rows.div_ceil(threads).next_multiple_of(ROW_STEP);
+    let part = |t: usize| (t * per_thread).min(rows)..((t + 1) * per_thread).min(rows);
+    let barrier = Barrier::new(threads);
+    let work = |t: usize| {
+        let mut memory = Scratch::new();
+        memory.reserve(scratch);
+        let mut seconds = Vec::new();
+        for _ in 0..=repetitions {
+            barrier.wait();
+            let started = Instant::now();
+            if !part(t).is_empty() {
+                pass.run(part(t), &mut memory);
+            }
+            barrier.wait();
+            seconds.push(started.elapsed().as_secs_f64() / pass.copies as f64);
+        }
+        seconds.split_off(1)
+    };
+    std::thread::scope(|scope| {
+        for t in 1..threads {
+            let work = &work;
+            scope.spawn(move || work(t));
+        }
+        work(0)
+    })
+}
+
+impl Measured {
+    /// Bytes visited in turn.
+    pub fn working_set(&self) -> u64 {
+        self.copies * self.matrix_bytes
+    }
+
+    /// Every field by name.
+    pub fn fields(&self) -> Vec<(&'static str, Value)> {
+        let c = &self.case;
+        let (best, _) = stats::range(&self.seconds);
+        let median = stats::median(&self.seconds);
+        let operations = 2.0 * (c.rows * c.k * c.tokens) as f64;
+        vec![
+            ("op", json!(if c.op == Contraction::MatVec { "matvec" } else { "gemm" })),
+            ("format", json!(c.format.name())),
+            ("rows", json!(c.rows)),
+            ("columns", json!(c.k)),
+            ("n_tokens", json!(c.tokens)),
+            ("n_threads", json!(c.threads)),
+            ("isa", json!(c.isa.name())),
+            ("matrix_bytes", json!(self.matrix_bytes)),
+            ("working_set", json!(self.working_set())),
+            ("last_level_cache", json!(c.cache)),
+            ("fits_cache", json!(c.cache.map(|cache| self.working_set() < TIMES_CACHE * cache))),
+            ("median_us", json!(1e6 * median)),
+            ("best_us", json!(1e6 * best)),
+            ("gb_per_s", json!(self.matrix_bytes as f64 / median / 1e9)),
+            ("gop_per_s", json!(operations / median / 1e9)),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn case(op: Contraction, format: Format) -> Case {
+        Case {
+            op,
+            format,
+            rows: 70,
+            k: 256,
+            tokens: if op == Contraction::MatVec { 1 } else { 9 },
+            threads: 3,
+            isa: IsaLevel::detect(),
+            repetitions: 2,
+            cache: Some(1 << 10),
+            memory: 1 << 20,
+        }
+    }
+
+    #[test]
+    fn shapes_are_rows_by_columns() {
+        assert_eq!(parse_shape("4096x2048"), Ok((4096, 2048)));
+        for bad in ["4096", "0x32", "x", "99999999999x32", "4x-2"] {
+            assert!(parse_shape(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn every_weight_format_can_be_measured_and_says_whether_it_fits_the_cache() {
+        for format in Format::ALL.iter().copied().filter(|f| f.is_weight()) {
+            for op in [Contraction::MatVec, Contraction::Gemm] {
+                let measured = run(&case(op, format)).unwrap();
+                assert_eq!(measured.seconds.len(), 2, "{format}");
+                let field = |name: &str| measured.fields().into_iter().find(|(n, _)| *n == name).unwrap().1;
+                assert_eq!(field("fits_cache"), json!(false), "{format}");
+                assert!(field("gb_per_s").as_f64().unwrap() > 0.0, "{format}");
+            }
+        }
+        let huge = run(&Case { cache: Some(1 << 30), ..case(Contraction::MatVec, Format::Q8_0) }).unwrap();
+        assert!(huge.working_set() <= 1 << 20 && huge.fields().contains(&("fits_cache", json!(true))));
+    }
+
+    #[test]
+    fn columns_that_are_no_whole_blocks_are_bad_usage() {
+        let error = run(&Case { k: 100, ..case(Contraction::MatVec, Format::Q4_K) }).unwrap_err();
+        assert_eq!(crate::failure::exit_code(&error), 2);
+        assert!(error.to_string().contains("multiple of 256"), "{error}");
+    }
+}

@@ -1,0 +1,476 @@
+//! `hanzo bench`: prefill and decode speed of models with llama-bench's flags, or the speed of one kernel.
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use hanzo_engine::context::Context as Engine;
+use hanzo_engine::model::{Model, ModelOptions};
+use hanzo_gguf::Format;
+use hanzo_ml::cpu::contract::Contraction;
+use hanzo_ml::cpu::isa::IsaLevel;
+use serde_json::{Value, json};
+
+use super::{devices, resolve_model};
+use crate::bench::kernel::{self, Case};
+use crate::bench::placement;
+use crate::bench::profile::{self, Profile};
+use crate::bench::report::{self, Markdown, OutputFormat};
+use crate::bench::row::{ModelFacts, Row, Setup, TokenBytes};
+use crate::cli::Context;
+use crate::failure::Failure;
+use crate::measure::contention::{self, Contention, LIMIT};
+use crate::measure::steps::{self, Test};
+use crate::model::{self, Loaded, environment, parse_cache_format, parse_isa, threads_parser};
+use crate::output::{self, human_bytes};
+use crate::progress::Unit;
+use crate::pull::DEFAULT_MODEL;
+
+/// The command's grammar.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Lists are separated by commas; every combination is measured. pp: a prompt, the last row of logits \
+                        delivered. tg: single tokens, each with its full row of logits. Each repetition starts from an \
+                        empty cache; one more warms up. With more than 5% of the processor in foreign hands (or stolen \
+                        by the host) there is no result, unless --force marks it."
+)]
+pub struct Args {
+    /// Models: short names, hub ids, URLs or paths
+    #[arg(short, long, value_name = "MODEL", value_delimiter = ',', default_value = DEFAULT_MODEL)]
+    model: Vec<String>,
+    /// Prompt lengths (0: none)
+    #[arg(short = 'p', long, value_name = "N", value_delimiter = ',', default_value = "512")]
+    n_prompt: Vec<usize>,
+    /// Numbers of tokens to generate (0: none)
+    #[arg(short = 'n', long, value_name = "N", value_delimiter = ',', default_value = "128")]
+    n_gen: Vec<usize>,
+    /// Tokens in the cache before the clock starts
+    #[arg(short = 'd', long, value_name = "N", value_delimiter = ',', default_value = "0")]
+    n_depth: Vec<usize>,
+    /// Repetitions of each test
+    #[arg(short, long, value_name = "N", default_value = "5")]
+    repetitions: NonZeroUsize,
+    /// Threads (default: one a core that this process may use)
+    #[arg(short, long, value_name = "N", value_delimiter = ',', value_parser = threads_parser())]
+    threads: Vec<u16>,
+    /// Tokens that are evaluated together at most [also: -ub]
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "512")]
+    ubatch: Vec<NonZeroUsize>,
+    /// Formats of cached keys [also: -ctk]
+    #[arg(long, value_name = "FORMAT", value_delimiter = ',', value_parser = parse_cache_format, default_value = "f16")]
+    cache_type_k: Vec<Format>,
+    /// Formats of cached values [also: -ctv]
+    #[arg(long, value_name = "FORMAT", value_delimiter = ',', value_parser = parse_cache_format, default_value = "f16")]
+    cache_type_v: Vec<Format>,
+    /// Layers on a GPU: accepted for llama-bench's sake, everything runs on the CPU [also: -ngl]
+    #[arg(long, value_name = "N", value_delimiter = ',', allow_negative_numbers = true)]
+    n_gpu_layers: Vec<i64>,
+    /// How to print the results
+    #[arg(short, long, value_name = "FORMAT", default_value = "md")]
+    output: OutputFormat,
+    /// Use no instructions beyond these: portable, avx2, avx512
+    #[arg(long, value_name = "ISA", value_parser = parse_isa)]
+    isa: Option<IsaLevel>,
+    /// Measure on a contended machine too; the rows are marked
+    #[arg(long)]
+    force: bool,
+    /// Print where the time goes, op by op
+    #[arg(long, conflicts_with = "op")]
+    profile: bool,
+    /// Measure one kernel instead of a model
+    #[arg(long, value_name = "OP", requires_all = ["format", "shape"], conflicts_with_all = ["n_prompt", "n_gen", "n_depth"])]
+    op: Option<Kernel>,
+    /// The weights' formats, or `all`
+    #[arg(long, value_name = "FORMAT", value_delimiter = ',', value_parser = parse_weight_formats, requires = "op")]
+    format: Vec<Formats>,
+    /// The weights' rows and columns, e.g. 4096x2048
+    #[arg(long, value_name = "ROWSxCOLS", value_parser = kernel::parse_shape, requires = "op")]
+    shape: Option<(usize, usize)>,
+    /// Tokens that are contracted together (default: 1 for matvec, 512 for gemm)
+    #[arg(long, value_name = "N", requires = "op")]
+    tokens: Option<NonZeroUsize>,
+}
+
+/// A kernel by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Kernel {
+    /// Weights once from memory, for one to four tokens
+    Matvec,
+    /// Tiles of weights, for many tokens
+    Gemm,
+}
+
+/// What one word of `--format` names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Formats(Vec<Format>);
+
+fn parse_weight_formats(text: &str) -> Result<Formats, String> {
+    if text.eq_ignore_ascii_case("all") {
+        return Ok(Formats(Format::ALL.iter().copied().filter(|f| f.is_weight()).collect()));
+    }
+    let format = Format::from_name(text).filter(|f| f.is_weight());
+    format.map(|f| Formats(vec![f])).ok_or_else(|| "it is no format of weights, e.g. Q4_K, or `all`".into())
+}
+
+/// Measures.
+pub fn run(args: Args, context: &Context) -> anyhow::Result<()> {
+    if args.n_gpu_layers.iter().any(|n| *n != 0) {
+        context.note(format_args!("note: there is no GPU backend yet; everything runs on the CPU"));
+    }
+    if !args.force {
+        refuse_if_busy()?;
+    }
+    match args.op {
+        Some(op) => kernels(op, &args),
+        None => models(&args, context),
+    }
+}
+
+/// Looks at the machine before anything is loaded.
+fn refuse_if_busy() -> anyhow::Result<()> {
+    let start = contention::now();
+    std::thread::sleep(Duration::from_millis(500));
+    match start.contention() {
+        Some(c) if c.is_too_much() => Err(too_busy(c, "before the first test").into()),
+        _ => Ok(()),
+    }
+}
+
+fn too_busy(c: Contention, when: &str) -> Failure {
+    Failure::new(format!("{c} {when}: more than {:.0}%, so there is no result", 100.0 * LIMIT))
+        .remedy("stop what else is running, or measure with --force, which marks the rows")
+}
+
+/// What a run over models has found so far.
+#[derive(Default)]
+struct Found {
+    rows: Vec<Row>,
+    profiles: Vec<(String, Profile)>,
+    placements: Vec<(String, Vec<placement::Group>)>,
+}
+
+fn models(args: &Args, context: &Context) -> anyhow::Result<()> {
+    let isa = args.isa.map_or_else(|| environment().map(|s| s.isa), Ok)?;
+    let mut found = Found::default();
+    let result = measure_all(args, isa, context, &mut found);
+    // What was measured before a failure is not lost.
+    if result.is_ok() || !found.rows.is_empty() {
+        print(args, &found)?;
+    }
+    result
+}
+
+fn measure_all(args: &Args, isa: IsaLevel, context: &Context, found: &mut Found) -> anyhow::Result<()> {
+    let threads: Vec<Option<u16>> =
+        if args.threads.is_empty() { vec![None] } else { args.threads.iter().copied().map(Some).collect() };
+    let tests: Vec<Test> = {
+        let prompts = args.n_prompt.iter().filter(|n| **n > 0).map(|n| Test::Prompt(*n));
+        prompts.chain(args.n_gen.iter().filter(|n| **n > 0).map(|n| Test::Generate(*n))).collect()
+    };
+    if tests.is_empty() {
+        return Err(Failure::usage("there is nothing to measure: -p and -n are both 0").into());
+    }
+    let longest = tests.iter().map(|t| t.tokens()).max().unwrap_or(0) + args.n_depth.iter().max().copied().unwrap_or(0);
+    for name in &args.model {
+        let path = resolve_model(name, context)?;
+        for &threads in &threads {
+            for ubatch in &args.ubatch {
+                for (&type_k, &type_v) in
+                    args.cache_type_k.iter().flat_map(|k| args.cache_type_v.iter().map(move |v| (k, v)))
+                {
+                    let options = ModelOptions {
+                        levers: environment()?.levers,
+                        type_k,
+                        type_v,
+                        n_ctx: Some(longest),
+                        n_ubatch: ubatch.get(),
+                        ..ModelOptions::default()
+                    };
+                    let loaded = model::load(&path, model::backend(threads, isa)?, options, context)?;
+                    if !found.placements.iter().any(|(n, _)| n == name) {
+                        found.placements.push((name.clone(), placement::of(loaded.model.plan())));
+                    }
+                    for &depth in &args.n_depth {
+                        for &test in &tests {
+                            measure(args, &loaded, test, depth, context, found)?;
+                        }
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Measures one test of a loaded model.
+fn measure(
+    args: &Args,
+    loaded: &Loaded,
+    test: Test,
+    depth: usize,
+    context: &Context,
+    found: &mut Found,
+) -> anyhow::Result<()> {
+    let Loaded { model, backend, .. } = loaded;
+    let name = test.name(depth);
+    let mut engine = Engine::new(model)?;
+    let repetitions = args.repetitions.get();
+    let progress = context.progress(&name, Unit::Steps, Some(repetitions as u64));
+    steps::run(&mut engine, warm_up(test), depth, &mut |_, _, _| ())?;
+    let mut profile = Profile::default();
+    profile::switch(&mut engine, args.profile);
+    let load_before = contention::load_average();
+    let whole = contention::now();
+    let mut worst: Option<Contention> = None;
+    let mut samples = Vec::new();
+    for i in 0..repetitions {
+        let start = contention::now();
+        let seconds = steps::run(&mut engine, test, depth, &mut |engine, n, took| {
+            if args.profile {
+                profile.add_step(engine, n, took);
+            }
+        })?;
+        // Too short a time cannot be judged alone: the whole test is, below.
+        if start.seconds() >= JUDGED_ALONE {
+            judge(&mut worst, start.contention(), args, &format!("in repetition {} of {name}", i + 1))?;
+        }
+        samples.push(test.tokens() as f64 / seconds);
+        progress.set(i as u64 + 1);
+    }
+    judge(&mut worst, whole.contention(), args, &format!("during {name}"))?;
+    let one_minute = |load: Option<[f64; 3]>| load.map(|l| l[0]);
+    found.rows.push(Row {
+        model: ModelFacts::of(model),
+        setup: setup(model, backend.threads(), backend.isa()),
+        test,
+        depth,
+        samples,
+        token_bytes: matches!(test, Test::Generate(_)).then(|| TokenBytes::of(model, depth + test.tokens() / 2)),
+        load: [one_minute(load_before), one_minute(contention::load_average())],
+        contention: worst,
+    });
+    if args.profile {
+        found.profiles.push((format!("{}, {name}", ModelFacts::of(model).name), profile));
+    }
+    Ok(())
+}
+
+/// Seconds from which ticks of 10 ms can tell 5%.
+const JUDGED_ALONE: f64 = 0.5;
+
+fn judge(worst: &mut Option<Contention>, now: Option<Contention>, args: &Args, when: &str) -> anyhow::Result<()> {
+    let Some(now) = now else { return Ok(()) };
+    if now.is_too_much() && !args.force {
+        return Err(too_busy(now, when).into());
+    }
+    *worst = Some(worst.map_or(now, |w| w.worst(now)));
+    Ok(())
+}
+
+/// The whole prompt, or a few tokens.
+fn warm_up(test: Test) -> Test {
+    match test {
+        Test::Prompt(n) => Test::Prompt(n),
+        Test::Generate(n) => Test::Generate(n.min(8)),
+    }
+}
+
+fn setup(model: &Model, threads: usize, isa: IsaLevel) -> Setup {
+    let o = model.options();
+    Setup {
+        backend: model.backend().name().to_uppercase(),
+        isa: isa.name().to_string(),
+        threads,
+        ubatch: o.n_ubatch,
+        type_k: o.type_k,
+        type_v: o.type_v,
+    }
+}
+
+fn print(args: &Args, found: &Found) -> anyhow::Result<()> {
+    let mut out = output::stdout();
+    let Found { rows, profiles, placements } = found;
+    match args.output {
+        OutputFormat::Md => {
+            report::write(rows, OutputFormat::Md, &mut out)?;
+            footnotes(rows, placements, &mut out)?;
+            for (name, profile) in profiles {
+                profile.write(name, &mut out)?;
+            }
+        }
+        OutputFormat::Json | OutputFormat::Jsonl => {
+            let objects: Vec<Value> = rows
+                .iter()
+                .enumerate()
+                .map(|(i, row)| {
+                    let mut fields = row.fields();
+                    let placed = placements.iter().map(|(name, groups)| (name.clone(), placement::as_json(groups)));
+                    fields.push(("placement", Value::Object(placed.collect())));
+                    fields.extend(profiles.get(i).map(|(_, p)| ("profile", p.as_json())));
+                    report::object(fields)
+                })
+                .collect();
+            match args.output {
+                OutputFormat::Json => writeln!(out, "{:#}", json!(objects))?,
+                _ => objects.iter().try_for_each(|o| writeln!(out, "{o}"))?,
+            }
+        }
+        OutputFormat::Csv => report::write(rows, OutputFormat::Csv, &mut out)?,
+    }
+    Ok(out.finish()?)
+}
+
+fn footnotes(
+    rows: &[Row],
+    placements: &[(String, Vec<placement::Group>)],
+    out: &mut impl Write,
+) -> std::io::Result<()> {
+    writeln!(out)?;
+    for (name, groups) in placements {
+        writeln!(out, "placement of {name}: {}", groups.iter().map(placement::line).collect::<Vec<_>>().join("; "))?;
+    }
+    let per_token: BTreeSet<String> = rows
+        .iter()
+        .filter_map(|r| {
+            let b = r.token_bytes?;
+            let (weights, cache) = (human_bytes(b.weights as u64), human_bytes(b.cache as u64));
+            Some(format!(
+                "bytes read per token of {} in {}: {weights} weights, {cache} cache",
+                r.model.name,
+                r.test.name(r.depth)
+            ))
+        })
+        .collect();
+    per_token.iter().try_for_each(|line| writeln!(out, "{line}"))?;
+    let load = |l: Option<f64>| l.map_or("unknown".into(), |l| format!("{l:.2}"));
+    if let (Some(first), Some(last)) = (rows.first(), rows.last()) {
+        writeln!(out, "load average: {} before, {} after", load(first.load[0]), load(last.load[1]))?;
+    }
+    match rows.iter().filter_map(|r| r.contention).reduce(Contention::worst) {
+        Some(worst) => writeln!(out, "at worst: {worst}"),
+        None => writeln!(out, "foreign CPU use: unknown on this system"),
+    }
+}
+
+/// Measures kernels alone.
+fn kernels(op: Kernel, args: &Args) -> anyhow::Result<()> {
+    let isa = args.isa.map_or_else(|| environment().map(|s| s.isa), Ok)?;
+    let (rows, k) = args.shape.ok_or_else(|| Failure::usage("--op needs --shape"))?;
+    let all_threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let threads: Vec<usize> = if args.threads.is_empty() {
+        vec![all_threads]
+    } else {
+        args.threads.iter().map(|t| usize::from(*t)).collect()
+    };
+    let mut measured = Vec::new();
+    for &format in args.format.iter().flat_map(|f| &f.0) {
+        for &threads in &threads {
+            let (contraction, tokens) = match op {
+                Kernel::Matvec => (Contraction::MatVec, 1),
+                Kernel::Gemm => (Contraction::Gemm, 512),
+            };
+            let start = contention::now();
+            let case = Case {
+                op: contraction,
+                format,
+                rows,
+                k,
+                tokens: args.tokens.map_or(tokens, NonZeroUsize::get),
+                threads,
+                isa,
+                repetitions: args.repetitions.get(),
+                cache: devices::last_level_cache(),
+                memory: devices::available_memory().map_or(1 << 30, |m| m / 2),
+            };
+            measured.push(kernel::run(&case)?);
+            let mut worst = None;
+            judge(&mut worst, start.contention(), args, &format!("during {format} {rows}x{k}"))?;
+            if let Some(c) = worst.filter(Contention::is_too_much) {
+                output::stderr_line(format_args!("note: {format}: CONTENDED: {c}"));
+            }
+        }
+    }
+    let mut out = output::stdout();
+    let fields = || measured.iter().map(|m| m.fields());
+    match args.output {
+        OutputFormat::Md => kernel_table(&measured, &mut out)?,
+        OutputFormat::Json => writeln!(out, "{:#}", fields().map(report::object).collect::<Value>())?,
+        OutputFormat::Jsonl => fields().try_for_each(|f| writeln!(out, "{}", report::object(f)))?,
+        OutputFormat::Csv => report::csv(fields(), &mut out)?,
+    }
+    Ok(out.finish()?)
+}
+
+fn kernel_table(measured: &[kernel::Measured], out: &mut impl Write) -> std::io::Result<()> {
+    const NUMBERS: [(&str, &str); 3] = [("median_us", "us"), ("gb_per_s", "GB/s"), ("gop_per_s", "Gop/s")];
+    let mut table = Markdown::new(&[
+        ("op", false),
+        ("format", false),
+        ("shape", true),
+        ("tokens", true),
+        ("threads", true),
+        ("isa", false),
+        (NUMBERS[0].1, true),
+        (NUMBERS[1].1, true),
+        (NUMBERS[2].1, true),
+        ("working set", true),
+        ("note", false),
+    ]);
+    for m in measured {
+        let fields = m.fields();
+        let text = |name: &str| match fields.iter().find(|(n, _)| *n == name).map(|(_, v)| v) {
+            Some(Value::String(s)) => s.clone(),
+            Some(v) => v.as_f64().map_or_else(|| v.to_string(), |x| format!("{x:.1}")),
+            None => String::new(),
+        };
+        let note = match fields.iter().find(|(n, _)| *n == "fits_cache").map(|(_, v)| v) {
+            Some(Value::Bool(true)) => "FITS: below 4 times the last-level cache",
+            Some(Value::Bool(false)) => "",
+            _ => "cache unknown",
+        };
+        let c = &m.case;
+        table.row(vec![
+            text("op"),
+            text("format"),
+            format!("{}x{}", c.rows, c.k),
+            c.tokens.to_string(),
+            c.threads.to_string(),
+            text("isa"),
+            text(NUMBERS[0].0),
+            text(NUMBERS[1].0),
+            text(NUMBERS[2].0),
+            human_bytes(m.working_set()),
+            note.to_string(),
+        ]);
+    }
+    table.write(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn formats_are_weights_by_name_or_all_of_them() {
+        assert_eq!(parse_weight_formats("q4_k"), Ok(Formats(vec![Format::Q4_K])));
+        assert!(parse_weight_formats("all").unwrap().0.len() >= 28);
+        assert!(parse_weight_formats("I32").is_err());
+    }
+
+    #[test]
+    fn a_contended_repetition_is_refused_unless_forced() {
+        #[derive(clap::Parser)]
+        struct Only {
+            #[command(flatten)]
+            args: Args,
+        }
+        let args = |force: &[&str]| <Only as clap::Parser>::parse_from([&["bench"], force].concat()).args;
+        let busy = Some(Contention { foreign: 0.3, steal: 0.0 });
+        let error = judge(&mut None, busy, &args(&[]), "in repetition 2 of pp512").unwrap_err();
+        assert!(error.to_string().contains("30.0%") && error.to_string().contains("repetition 2"), "{error}");
+        let mut worst = None;
+        judge(&mut worst, busy, &args(&["--force"]), "").unwrap();
+        assert_eq!(worst, busy);
+    }
+}

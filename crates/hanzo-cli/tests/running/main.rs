@@ -1,0 +1,7 @@
+//! The commands that run a model, as processes, on a llama of 100 kilobytes made here: random weights, one token a byte.
+#![cfg(unix)]
+
+mod chat;
+mod measure;
+mod run;
+mod tiny;
