@@ -173,6 +173,11 @@ impl Context {
         control: &mut Control<'_>,
         sink: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<()> {
+        let (len, more, n_ctx) = (seq.len(), tokens.len(), self.kv.n_ctx());
+        if len + more > n_ctx {
+            // Said before the first chunk, not after most of them.
+            return Err(Error::ContextFull { len, more, n_ctx });
+        }
         let wanted = rows.range(tokens.len());
         let n_ubatch = self.max_tokens();
         let mut done = 0;

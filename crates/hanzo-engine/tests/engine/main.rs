@@ -2,6 +2,7 @@
 //! only remembers tokens, which shows whether sequences, batches, windows and generation keep them straight.
 
 mod fake;
+mod loading;
 mod numbers;
 mod reference;
 mod serving;

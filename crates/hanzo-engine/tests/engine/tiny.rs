@@ -52,21 +52,21 @@ fn tokenizer(m: &mut Metadata) {
 }
 
 /// Every tensor of an architecture: name and dimensions.
-fn tensors(arch: &str, layers: usize) -> Vec<(String, Vec<usize>)> {
+fn tensors(arch: &str, layers: usize, d: usize) -> Vec<(String, Vec<usize>)> {
     let mut t = vec![("token_embd.weight".to_string(), vec![EMBD, VOCAB]), ("output_norm.weight".into(), vec![EMBD])];
     if arch == "qwen2" {
         t.push(("output.weight".into(), vec![EMBD, VOCAB]));
     }
     if arch == "llama" {
-        t.push(("rope_freqs.weight".into(), vec![D / 2]));
+        t.push(("rope_freqs.weight".into(), vec![d / 2]));
     }
     if arch == "phi3" {
-        t.push(("rope_factors_long.weight".into(), vec![D / 4]));
-        t.push(("rope_factors_short.weight".into(), vec![D / 4]));
+        t.push(("rope_factors_long.weight".into(), vec![d / 4]));
+        t.push(("rope_factors_short.weight".into(), vec![d / 4]));
     }
     for l in 0..layers {
         let mut add = |name: &str, dims: &[usize]| t.push((format!("blk.{l}.{name}"), dims.to_vec()));
-        let (q, kv) = (HEADS * D, KV * D);
+        let (q, kv) = (HEADS * d, KV * d);
         add("attn_norm.weight", &[EMBD]);
         add("ffn_norm.weight", &[EMBD]);
         if arch == "phi3" {
@@ -80,8 +80,8 @@ fn tensors(arch: &str, layers: usize) -> Vec<(String, Vec<usize>)> {
             }
         }
         if ["qwen3", "qwen3moe", "gemma3"].contains(&arch) {
-            add("attn_q_norm.weight", &[D]);
-            add("attn_k_norm.weight", &[D]);
+            add("attn_q_norm.weight", &[d]);
+            add("attn_k_norm.weight", &[d]);
         }
         add("attn_output.weight", &[q, EMBD]);
         if arch == "gemma3" {
@@ -112,6 +112,11 @@ fn tensors(arch: &str, layers: usize) -> Vec<(String, Vec<usize>)> {
 /// A model file of `layers` layers. Windows are [`WINDOW`] tokens, every third layer of gemma3 is global and has linear
 /// scaling, llama's rope is stretched by YaRN and per-pair factors, phi3 rotates half of a head by longrope factors.
 pub fn model(arch: &str, layers: usize, seed: u64) -> Gguf {
+    model_with_heads(arch, layers, seed, D)
+}
+
+/// As [`model`], with heads of `d` elements.
+pub fn model_with_heads(arch: &str, layers: usize, seed: u64, d: usize) -> Gguf {
     let mut w = GgufWriter::new(Vec::new());
     let m = w.metadata_mut();
     m.set("general.architecture", arch);
@@ -120,8 +125,8 @@ pub fn model(arch: &str, layers: usize, seed: u64) -> Gguf {
     set("embedding_length", EMBD);
     set("attention.head_count", HEADS);
     set("attention.head_count_kv", KV);
-    set("attention.key_length", D);
-    set("attention.value_length", D);
+    set("attention.key_length", d);
+    set("attention.value_length", d);
     set("feed_forward_length", FF);
     set("context_length", 1024);
     match arch {
@@ -133,7 +138,7 @@ pub fn model(arch: &str, layers: usize, seed: u64) -> Gguf {
         }
         "phi3" => {
             set("attention.sliding_window", WINDOW);
-            set("rope.dimension_count", D / 2);
+            set("rope.dimension_count", d / 2);
             set("rope.scaling.original_context_length", 256);
         }
         "qwen3moe" => {
@@ -151,7 +156,7 @@ pub fn model(arch: &str, layers: usize, seed: u64) -> Gguf {
     m.set(format!("{arch}.attention.layer_norm_rms_epsilon"), 1e-6f32);
     tokenizer(m);
 
-    let tensors = tensors(arch, layers);
+    let tensors = tensors(arch, layers, d);
     for (name, dims) in &tensors {
         let dims: Vec<u64> = dims.iter().map(|d| *d as u64).collect();
         w.declare(name, &dims, Format::F32).expect("a tensor");
