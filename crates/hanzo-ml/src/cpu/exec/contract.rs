@@ -2,6 +2,9 @@
 //!
 //! An item is a range of output rows of one member, for all tokens; for experts, the same for one slot (few tokens) or
 //! one expert (many). Few tokens take the mat-vec kernel, many the GEMM.
+//!
+//! The output head reads its activations in two int8 terms, the second quantizing what the first left over: its error
+//! goes straight into the logits, its rows are few, and both terms share one pass over the weights.
 
 use super::Ctx;
 use super::lower::is_int8;
@@ -19,6 +22,8 @@ use std::ops::Range;
 const GEMM_TOKENS: usize = 5;
 /// Items a thread: enough to even out threads that lose time to others.
 const ITEMS_A_THREAD: usize = 4;
+/// Output rows of an item in two terms, whose results are summed in the worker's memory.
+const TWO_TERM_ROWS: usize = 1024;
 /// Output rows of an item: whole GEMM tiles, and not below what a claim is worth.
 const ROW_UNIT: usize = 32;
 
@@ -141,6 +146,8 @@ enum Source {
     Q8,
     /// A float value that each worker quantizes for itself.
     Fold,
+    /// As `Fold`, in two terms: row `2 r` of the planes is row `r` of x, row `2 r + 1` what is left of it.
+    TwoTerm,
     /// A float value, read as it is.
     F32,
 }
@@ -192,11 +199,13 @@ impl ContractTask {
         let int8 = options.precision == Precision::Int8 && op.members().iter().all(|m| is_int8(plan, m));
         let source = match (value.dtype, int8) {
             (DType::Q8, _) => Source::Q8,
+            (_, true) if value.rows == Dim::Out => Source::TwoTerm,
             (_, true) => Source::Fold,
             _ => Source::F32,
         };
-        if source == Source::Fold {
-            needs.fold_bytes = needs.fold_bytes.max(max_rows * value.cols);
+        let terms = if source == Source::TwoTerm { 2 } else { 1 };
+        if matches!(source, Source::Fold | Source::TwoTerm) {
+            needs.fold_bytes = needs.fold_bytes.max(terms * max_rows * value.cols);
         }
         let experts = match (ids, op.members().first()) {
             (Some(ids), Some(m)) => {
@@ -209,10 +218,14 @@ impl ContractTask {
             _ => None,
         };
         // Tokens of one kernel call at most: with experts, any may get every slot.
-        let tokens = experts.map_or(max_rows, |e| options.bucket.n_tokens * e.k);
+        let tokens = experts.map_or(terms * max_rows, |e| options.bucket.n_tokens * e.k);
         let mut members = Vec::with_capacity(op.members().len());
         for m in op.members() {
             members.push(bind(plan, m, weights, source, isa, tokens, needs)?);
+        }
+        if source == Source::TwoTerm {
+            let widest = members.iter().map(|m| m.rows).max().unwrap_or(0);
+            needs.floats = needs.floats.max(tokens * widest.min(TWO_TERM_ROWS) + value.cols);
         }
         Ok(ContractTask {
             x,
@@ -227,7 +240,8 @@ impl ContractTask {
 
     /// Is this a step for the GEMM?
     fn many(&self, x_rows: usize) -> bool {
-        self.deterministic || self.tokens(x_rows) >= GEMM_TOKENS
+        let terms = if self.source == Source::TwoTerm { 2 } else { 1 };
+        self.deterministic || terms * self.tokens(x_rows) >= GEMM_TOKENS
     }
 
     /// Tokens of the step.
@@ -241,7 +255,11 @@ impl ContractTask {
     /// Output rows of an item. Every GEMM call packs its activations anew, so its items are larger.
     fn chunk(&self, m: &BoundMember, many: bool) -> usize {
         let per = m.rows.div_ceil(self.threads * ITEMS_A_THREAD).next_multiple_of(ROW_UNIT);
-        if self.threads == 1 { m.rows.max(1) } else { per.max(if many { 2 * ROW_UNIT } else { ROW_UNIT }) }
+        match self.source {
+            Source::TwoTerm => per.min(TWO_TERM_ROWS),
+            _ if self.threads == 1 => m.rows.max(1),
+            _ => per.max(if many { 2 * ROW_UNIT } else { ROW_UNIT }),
+        }
     }
 
     fn chunks(&self, many: bool) -> usize {
@@ -276,6 +294,7 @@ impl ContractTask {
             }
             let rows = at * chunk..((at + 1) * chunk).min(m.rows);
             match self.experts {
+                None if self.source == Source::TwoTerm => self.two_term(ctx, m, rows, many, scratch),
                 None => self.call(ctx, m, 0, rows, Tokens::Dense { first: 0, count: x_rows }, many, scratch),
                 Some(e) if many => {
                     self.sort(ctx, e, scratch);
@@ -312,13 +331,56 @@ impl ContractTask {
         scratch.sorted = Some((e.ids, e.per_slot));
     }
 
+    /// Output rows from activations in two terms: the kernel sees twice the tokens, and their results are summed.
+    fn two_term(&self, ctx: &Ctx<'_>, m: &BoundMember, rows: Range<usize>, many: bool, scratch: &mut WorkerScratch) {
+        let (tokens, cols, n) = (ctx.rows(self.x), ctx.cols(self.x), rows.len());
+        let acts = scratch.acts.planes(2 * tokens, cols);
+        if scratch.folded != Some(self.x) {
+            let x = ctx.mat(self.x, 0..tokens);
+            let rest = &mut scratch.floats[..cols];
+            for row in 0..tokens {
+                // SAFETY: the planes hold these rows and belong to this worker.
+                unsafe {
+                    (self.quantize)(&acts, 2 * row, 0..cols / 32, x.row(row).as_ptr());
+                    for (i, (rest, x)) in rest.iter_mut().zip(x.row(row)).enumerate() {
+                        let d = *acts.d.add(2 * row * (cols / 32) + i / 32);
+                        *rest = x - d * f32::from(*acts.codes.add(2 * row * cols + i));
+                    }
+                    (self.quantize)(&acts, 2 * row + 1, 0..cols / 32, rest.as_ptr());
+                }
+            }
+            scratch.folded = Some(self.x);
+        }
+        let sums = scratch.floats[..2 * tokens * n].as_mut_ptr();
+        let mut job = Job {
+            w: Weights { format: m.format, data: m.data, row_bytes: m.row_bytes, k: m.k },
+            rows: rows.clone(),
+            input: Input::Int8(acts),
+            tokens: Tokens::Dense { first: 0, count: 2 * tokens },
+            // Element `rows.start` of an output row is the first that is written.
+            out: sums.wrapping_sub(rows.start),
+            out_stride: n,
+            bias: None,
+            scratch: &mut scratch.kernel,
+        };
+        // SAFETY: as in `call`; the sums are this worker's.
+        unsafe { (if many { m.gemm } else { m.matvec })(&mut job) }
+        let mut out = ctx.part_mut(m.out, 0..tokens, rows.clone());
+        for t in 0..tokens {
+            let (a, b) = scratch.floats[2 * t * n..2 * (t + 1) * n].split_at(n);
+            for (i, out) in out.row_mut(t).iter_mut().enumerate() {
+                *out = a[i] + b[i] + m.bias.as_ref().map_or(0.0, |bias| bias.get()[rows.start + i]);
+            }
+        }
+    }
+
     /// The quantized or float rows of x.
     fn input(&self, ctx: &Ctx<'_>, scratch: &mut WorkerScratch) -> Input {
         let (rows, cols) = (ctx.rows(self.x), ctx.cols(self.x));
         match self.source {
             Source::Q8 => Input::Int8(Acts::at(ctx.ptr(self.x), rows, cols)),
             Source::F32 => Input::F32 { data: ctx.ptr(self.x).cast_const().cast(), stride: cols },
-            Source::Fold => {
+            Source::Fold | Source::TwoTerm => {
                 let acts = scratch.acts.planes(rows, cols);
                 if scratch.folded != Some(self.x) {
                     let x = ctx.mat(self.x, 0..rows);

@@ -3,7 +3,7 @@
 
 use crate::backend::{CompileOptions, Precision};
 use crate::levers;
-use crate::plan::{DType, Member, Op, Plan, ValueId};
+use crate::plan::{DType, Dim, Member, Op, Plan, ValueId};
 
 /// Rows up to which `quantize_fold` lets every worker quantize a contraction's whole input for itself: a row of 1024
 /// takes about 0.1 us, a barrier about 0.5.
@@ -51,7 +51,8 @@ fn contraction(p: &mut Plan, op: Op, options: &CompileOptions, fold: bool) {
         return;
     }
     let (rows, cols) = (p.val(x).rows, p.val(x).cols);
-    if fold && rows.eval(&options.bucket) <= FOLD_ROWS {
+    // The head quantizes its few rows in two terms, which no value holds: always in the worker.
+    if rows == Dim::Out || fold && rows.eval(&options.bucket) <= FOLD_ROWS {
         return push(p, x, ids, int8);
     }
     let name = format!("{}.q8", p.val(x).name);
