@@ -85,10 +85,12 @@ impl Bpe {
         (bpe, unreadable)
     }
 
-    /// The bytes that may occur in UTF-8 and that no token spells: in a word, they are dropped where no merge takes them.
+    /// The bytes that no token spells, of those that texts hold: in a word, they are dropped where no merge takes them.
+    /// Control codes but for tab and line ends do not count, nor 0xF1 and 0xF2, which begin unassigned characters only.
     pub(super) fn missing_bytes(&self) -> impl Iterator<Item = u8> {
         (0..=255u8)
-            .filter(|byte| !matches!(byte, 0xC0 | 0xC1 | 0xF5..))
+            .filter(|byte| matches!(byte, b'\t' | b'\n' | b'\r' | 0x20..=0x7E | 0x80..))
+            .filter(|byte| !matches!(byte, 0xC0 | 0xC1 | 0xF1 | 0xF2 | 0xF5..))
             .filter(|&byte| self.byte_symbol[usize::from(byte)] >= self.n_vocab)
     }
 
