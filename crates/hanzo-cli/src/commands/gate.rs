@@ -12,6 +12,7 @@ use hanzo_ml::oracle::gate::{self, GateOptions, GateReport};
 use hanzo_ml::oracle::mutate::Fate;
 use hanzo_ml::oracle::oracles;
 use hanzo_ml::oracle::reference_backend::ReferenceBackend;
+use hanzo_ml::settings::Settings;
 use serde::Serialize;
 
 use super::resolve_model;
@@ -35,7 +36,7 @@ pub struct Args {
     /// What to test: the CPU, or the reference interpreter itself
     #[arg(long, value_enum, default_value = "cpu")]
     device: Device,
-    /// Instruction set of the CPU's kernels: portable, avx2, avx512 (default: the best this CPU has)
+    /// Instruction set of the CPU's kernels: portable, avx2, avx512 (default: HANZO_ISA, else the best this CPU has)
     #[arg(long, value_parser = isa)]
     isa: Option<IsaLevel>,
     /// Threads (default: one a core)
@@ -147,7 +148,11 @@ pub fn run(args: Args, context: &Context) -> anyhow::Result<()> {
         Some(model) => oracles::real_matrices(&resolve_model(model, context)?)?,
         None => Vec::new(),
     };
-    let cpu = CpuOptions { threads: args.threads, isa: args.isa.unwrap_or_else(IsaLevel::detect) };
+    let isa = match args.isa {
+        Some(isa) => isa,
+        None => Settings::from_env()?.isa,
+    };
+    let cpu = CpuOptions { threads: args.threads, isa };
     let (backend, isa): (Box<dyn Backend>, _) = match args.device {
         Device::Cpu => (Box::new(CpuBackend::new(cpu)?), Some(cpu.isa)),
         Device::Reference => (Box::new(ReferenceBackend), None),
@@ -167,16 +172,16 @@ pub fn run(args: Args, context: &Context) -> anyhow::Result<()> {
     let found = gate::run(backend.as_ref(), &options, &mut |_| progress.add(1));
     progress.finish();
     let found = found?;
+    if found.rows.is_empty() && found.faults.is_empty() {
+        let filter = options.filter.unwrap_or_default();
+        return Err(Failure::usage(format!("no oracle, op or format contains `{filter}`")).into());
+    }
     if args.json {
         output::print_json(&report(&found, isa))?;
     } else {
         let mut out = output::stdout();
         write!(out, "{found}")?;
         out.finish()?;
-    }
-    if found.rows.is_empty() && found.faults.is_empty() {
-        let filter = options.filter.unwrap_or_default();
-        return Err(Failure::usage(format!("no oracle, op or format contains `{filter}`")).into());
     }
     if !found.passed() {
         let failed = found.rows.iter().filter(|r| !r.passed()).count();

@@ -238,6 +238,25 @@ impl Measured {
     }
 }
 
+/// What a comparison found, apart for what a backend gives and what it remembers.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Findings {
+    /// The case's outputs.
+    pub outputs: Measured,
+    /// Rows stored in the cache, if the case has one: to be off by the storage format's rounding is their nature, which
+    /// would hide how close the outputs are.
+    pub stored: Measured,
+}
+
+impl Findings {
+    /// Both together.
+    pub fn all(&self) -> Measured {
+        let mut all = self.outputs.clone();
+        all.merge(&self.stored);
+        all
+    }
+}
+
 /// Output values of a step: those of the Plan's `outputs`, whole.
 pub type Outputs = Vec<Vec<f32>>;
 
@@ -380,8 +399,9 @@ impl<'a> Reference<'a> {
     }
 
     /// Runs `given` (the case itself, or a corrupted copy) on a backend and compares with what the case means.
-    pub fn check(&self, given: &Case, backend: &dyn Backend, options: RunOptions) -> Measured {
-        let mut found = Measured::default();
+    pub fn check(&self, given: &Case, backend: &dyn Backend, options: RunOptions) -> Findings {
+        let mut findings = Findings::default();
+        let found = &mut findings.outputs;
         let case = self.case;
         let mut memory = Memory::new(&case.plan, &case.pages, &case.slots);
         let result = run_backend(given, backend, options, &mut |i, got, theirs| {
@@ -394,7 +414,7 @@ impl<'a> Reference<'a> {
                     follower.storing = Storing::Follow(theirs);
                     step.with_batch(|b| follower.run(b, &self.inputs(step), &mut memory));
                     for (error, bound) in follower.stored.drain(..) {
-                        found.add(error, bound);
+                        findings.stored.add(error, bound);
                     }
                     case.plan.outputs.iter().map(|v| follower.value(*v).clone()).collect()
                 }
@@ -413,7 +433,7 @@ impl<'a> Reference<'a> {
             Err(e @ Error::Unsupported { .. }) => found.unsupported = Some(e.to_string()),
             Err(e) => found.failure = Some(e.to_string()),
         }
-        found
+        findings
     }
 }
 

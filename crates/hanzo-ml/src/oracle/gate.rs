@@ -141,8 +141,8 @@ fn distinct<'s>(plan: &Plan, sets: &'s [(String, LeverSet)]) -> Vec<&'s (String,
 }
 
 /// Adds a finding to its row.
-fn record(rows: &mut Vec<Row>, oracle: &Oracle, case: &Case, found: Measured, run: &str) {
-    let same = |r: &&mut Row| r.oracle == oracle.name && r.op == case.op && r.format == case.format;
+fn record(rows: &mut Vec<Row>, (oracle, op): (&Oracle, &str), case: &Case, found: Measured, run: &str) {
+    let same = |r: &&mut Row| r.oracle == oracle.name && r.op == op && r.format == case.format;
     let stopped = found.failure.clone().or(found.unsupported.clone());
     let bad = (found.nbad > 0 || stopped.is_some()).then(|| {
         let why = stopped.unwrap_or_else(|| format!("error {:.3e}, bound {:.3e}", found.error, found.bound));
@@ -153,7 +153,7 @@ fn record(rows: &mut Vec<Row>, oracle: &Oracle, case: &Case, found: Measured, ru
         row.found.merge(&found);
         row.first_bad = row.first_bad.take().or(bad);
     } else {
-        let mut row = Row::new(oracle.name, case.op, &case.format, found);
+        let mut row = Row::new(oracle.name, op, &case.format, found);
         row.first_bad = bad;
         rows.push(row);
     }
@@ -171,7 +171,9 @@ fn run_case(
         Ok(r) => r,
         Err(e) => {
             let found = Measured { failure: Some(e.to_string()), ..Measured::default() };
-            return reports.iter_mut().for_each(|r| record(&mut r.rows, oracle, case, found.clone(), "reference"));
+            return reports
+                .iter_mut()
+                .for_each(|r| record(&mut r.rows, (oracle, case.op), case, found.clone(), "reference"));
         }
     };
     // Whole Plans are long enough to be run one way; single ops are run pinned as well.
@@ -181,7 +183,10 @@ fn run_case(
             for (report, backend) in reports.iter_mut().zip(backends) {
                 let found = reference.check(case, *backend, RunOptions { levers: *levers, deterministic });
                 let run = format!("levers: {name}, deterministic: {deterministic}");
-                record(&mut report.rows, oracle, case, found, &run);
+                record(&mut report.rows, (oracle, case.op), case, found.outputs, &run);
+                if found.stored.cases > 0 {
+                    record(&mut report.rows, (oracle, "kv_store"), case, found.stored, &run);
+                }
             }
         }
     }

@@ -217,9 +217,14 @@ fn with_weight_fault(case: &Case, fault: WeightFault, format: Format, rng: &mut 
     placed.then_some(given)
 }
 
-/// What a backend made of a fault.
-fn fate(found: Measured) -> (Fate, String) {
-    match found {
+/// What a backend makes of a fault: `given` is the case with it, `truth` the case's own meaning.
+fn fate(truth: &Reference<'_>, case: &Case, given: &Case, backend: &dyn Backend) -> (Fate, String) {
+    // The truth itself must pass, or seeing a fault means nothing.
+    let clean = truth.check(case, backend, OPTIONS()).all();
+    if clean.nbad > 0 || clean.failure.is_some() {
+        return (Fate::Survived, format!("fails without a fault: {clean:?}"));
+    }
+    match truth.check(given, backend, OPTIONS()).all() {
         Measured { unsupported: Some(op), .. } => (Fate::NoKernel, op),
         Measured { failure: Some(e), .. } => (Fate::Survived, e),
         m => {
@@ -249,14 +254,7 @@ fn try_weight_fault(
         if distance.is_nan() || distance <= 2.0 {
             continue;
         }
-        let one = |backend: &&dyn Backend| {
-            // The truth itself must pass, or seeing a fault means nothing.
-            let clean = truth.check(case, *backend, OPTIONS());
-            match clean.nbad > 0 || clean.failure.is_some() {
-                true => (Fate::Survived, format!("fails without a fault: {clean:?}")),
-                false => fate(truth.check(&given, *backend, OPTIONS())),
-            }
-        };
+        let one = |backend: &&dyn Backend| fate(&truth, case, &given, *backend);
         return backends.iter().map(one).collect();
     }
     all(format!("{DRAWS} draws, none of which changes an exact result by twice the bound"))
@@ -431,7 +429,7 @@ fn try_step_fault(fault: &StepFault, backends: &[&dyn Backend], seed: u64) -> Ve
             let truth = Reference::new(&case);
             planted.extend(backends.iter().map(|backend| {
                 let (fate, how) = match &truth {
-                    Ok(truth) => fate(truth.check(&given, *backend, OPTIONS())),
+                    Ok(truth) => fate(truth, &case, &given, *backend),
                     Err(e) => (Fate::Survived, e.to_string()),
                 };
                 let how = format!("{how} in `{}`", case.about);

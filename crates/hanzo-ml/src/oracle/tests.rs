@@ -3,11 +3,12 @@
 
 use super::gate::{self, GateOptions, GateReport};
 use super::mutate::Fate;
+use super::oracles::{ORACLES, weight_formats};
 use super::reference_backend::ReferenceBackend;
 use crate::backend::Backend;
 use crate::cpu::isa::IsaLevel;
 use crate::cpu::{CpuBackend, CpuOptions};
-use crate::levers::LeverSet;
+use crate::levers::{LEVERS, LeverSet};
 use std::path::Path;
 
 fn run(backend: &dyn Backend, options: &GateOptions) -> GateReport {
@@ -49,6 +50,11 @@ fn every_fault_planted_in_the_reference_backend_is_caught() {
 fn the_cpu_passes_every_oracle_under_every_lever_set_on_every_instruction_set() {
     for report in run_cpus(&GateOptions::default()) {
         assert_eq!(report.unsupported().count(), 0, "\n{report}");
+        // Every format of the table, the synthetic one included where it is built in.
+        for format in weight_formats() {
+            let rows = report.rows.iter().filter(|r| r.format == format.name()).count();
+            assert!(rows >= 6, "{format} has {rows} rows");
+        }
     }
 }
 
@@ -71,4 +77,18 @@ fn a_missing_golden_directory_is_named() {
     let options = GateOptions { golden: Some("no/such/directory".into()), ..GateOptions::default() };
     let error = gate::run(&ReferenceBackend, &options, &mut |_| {}).expect_err("nothing is there").to_string();
     assert!(error.contains("no/such/directory"), "{error}");
+}
+
+#[test]
+fn every_lever_names_an_oracle_that_exists() {
+    for lever in LEVERS {
+        assert!(ORACLES.iter().any(|o| o.name == lever.oracle), "{}: {}", lever.id, lever.oracle);
+    }
+}
+
+#[test]
+fn a_filter_selects_by_oracle_op_or_format() {
+    let options = GateOptions { filter: Some("iq2_XXS".into()), ..GateOptions::default() };
+    let report = run(&ReferenceBackend, &options);
+    assert!(report.rows.len() > 5 && report.rows.iter().all(|r| r.format == "IQ2_XXS"));
 }

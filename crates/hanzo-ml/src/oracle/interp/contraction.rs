@@ -5,7 +5,7 @@ use super::super::num::{Num, TINY, U};
 use super::super::weights::Matrix;
 use super::Interpreter;
 use crate::backend::Precision;
-use crate::plan::{DType, Member, ValueId, WeightId};
+use crate::plan::{DType, Dim, Member, ValueId, WeightId};
 
 /// Elements that share an activation scale.
 pub const ACTIVATION_BLOCK: usize = 32;
@@ -57,9 +57,22 @@ fn dot(x: &[Num], w: &[f64], amplitude: Option<&[f64]>, integers: bool) -> Num {
     Num { v, e: e + (additions + PER_TERM) * U * size + additions * TINY }
 }
 
+/// The int8 rule in two terms, for rows that go straight into the logits: what the first term leaves over, in f32, is
+/// quantized again.
+fn quantize_twice(x: &Array) -> [Array; 2] {
+    let first = quantize(x);
+    let rest = x.zip(&first, |x, q| {
+        let left = x.v as f32 - q.v as f32;
+        Num { v: f64::from(left), e: x.e + q.e }
+    });
+    let second = quantize(&rest);
+    [first, second]
+}
+
 /// What a contraction multiplies its weights by.
 struct Activations {
-    rows: Array,
+    /// The terms whose products are summed: one, or two in the output head.
+    terms: Vec<Array>,
     /// Integers with a scale per block.
     integers: bool,
 }
@@ -68,7 +81,8 @@ impl Activations {
     /// Row `r` times every row of an expert's matrix, plus its bias.
     fn times(&self, r: usize, w: &Matrix, expert: usize, bias: Option<&[Num]>) -> Vec<Num> {
         let one = |row: usize| {
-            let y = dot(self.rows.row(r), w.row(expert, row), w.amplitude(expert, row), self.integers);
+            let product = |x: &Array| dot(x.row(r), w.row(expert, row), w.amplitude(expert, row), self.integers);
+            let y = self.terms.iter().map(product).reduce(|a, b| a + b).unwrap_or_default();
             bias.map_or(y, |b| y + b[expert * w.rows + row])
         };
         (0..w.rows).map(one).collect()
@@ -77,14 +91,18 @@ impl Activations {
 
 impl Interpreter<'_> {
     /// The activations a matrix of this weight meets: as they are, or for block formats under [`Precision::Int8`]
-    /// quantized.
+    /// quantized; output rows in two terms.
     fn activations(&self, x: ValueId, w: WeightId) -> Activations {
-        let quantized = self.plan.val(x).dtype == DType::Q8;
+        let value = self.plan.val(x);
         let block = self.weights.get(w).format.is_block();
-        let rows = self.value(x);
+        let plain = self.value(x);
         match self.precision {
-            Precision::Int8 if block && !quantized => Activations { rows: quantize(rows), integers: true },
-            _ => Activations { rows: rows.clone(), integers: quantized },
+            _ if value.dtype == DType::Q8 => Activations { terms: vec![plain.clone()], integers: true },
+            Precision::Int8 if block && value.rows == Dim::Out => {
+                Activations { terms: quantize_twice(plain).into(), integers: true }
+            }
+            Precision::Int8 if block => Activations { terms: vec![quantize(plain)], integers: true },
+            _ => Activations { terms: vec![plain.clone()], integers: false },
         }
     }
 

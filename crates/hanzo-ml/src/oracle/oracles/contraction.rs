@@ -83,7 +83,7 @@ pub(super) fn gemm(context: &Context<'_>, sink: Sink<'_>) {
     }
 }
 
-/// The output head: some rows of x, in chunks.
+/// The output head: some rows of x, in chunks; its activations are quantized in two terms.
 fn head(format: Format, rng: &mut Rng) -> Case {
     let (rows, cols, tokens) = (35, lengths(format)[1].next_multiple_of(32), 9);
     let mut b = Builder::new(cols);
