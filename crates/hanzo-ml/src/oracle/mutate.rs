@@ -5,7 +5,7 @@
 
 use super::case::{Case, Measured, Reference, RunOptions, Tensors};
 use super::gate::GateOptions;
-use super::oracles::{Context, ORACLES, Routing, group_case, linear_case, moe_case, weight_formats};
+use super::oracles::{Context, ORACLES, Routing, group_case, head_case, linear_case, moe_case, weight_formats};
 use super::probe::{Layout, Role};
 use super::random::{Draw, Rng, weights};
 use crate::backend::{Backend, Precision, WeightSource};
@@ -191,6 +191,7 @@ fn shapes(format: Format, rng: &mut Rng) -> Vec<(&'static str, Case)> {
     vec![
         ("matvec", matvec),
         ("gemm", gemm),
+        ("output head", head_case(format, (7, cols), rng)),
         ("linear_group matvec", group_case(&[format, format, format], (7, cols, 1), false, rng)),
         ("linear_group gemm", group_case(&[format, format], (7, cols, 9), true, rng)),
         // All tokens to the same two experts, so that a fault in one of them is met.

@@ -78,14 +78,14 @@ pub(super) fn gemm(context: &Context<'_>, sink: Sink<'_>) {
         }
         let w = weights(format, 5, cols, Draw::Usual, rng);
         both(linear_case("linear", format, (5, cols, 6), w, (1e6, false), rng), sink);
-        both(head(format, rng), sink);
+        both(head_case(format, (35, cols.next_multiple_of(32)), rng), sink);
         real(context, format, 7, rng, sink);
     }
 }
 
 /// The output head: some rows of x, in chunks; its activations are quantized in two terms.
-fn head(format: Format, rng: &mut Rng) -> Case {
-    let (rows, cols, tokens) = (35, lengths(format)[1].next_multiple_of(32), 9);
+pub fn head_case(format: Format, (rows, cols): (usize, usize), rng: &mut Rng) -> Case {
+    let tokens = 9;
     let mut b = Builder::new(cols);
     let x = b.input("x", Dim::Tokens, cols, rng.floats(tokens * cols, 1.0));
     let bytes = weights(format, rows, cols, Draw::Usual, rng);

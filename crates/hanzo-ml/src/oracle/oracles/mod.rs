@@ -14,7 +14,7 @@ mod rope;
 mod route;
 
 pub use attention::{Layout, Sequences};
-pub use contraction::{group_case, linear_case};
+pub use contraction::{group_case, head_case, linear_case};
 pub use moe::{Routing, moe_case};
 pub use plan::{chunking_differences, chunkings};
 
