@@ -3,9 +3,11 @@
 use super::Ctx;
 use super::contract::{Needs, WorkerScratch};
 use super::store::cache_rows;
+use crate::backend::Precision;
 use crate::batch::Batch;
 use crate::cpu::memory::{CpuWeights, Vector};
 use crate::cpu::ops::attention::{self, AttentionHeads, AttentionInput};
+use crate::cpu::ops::attention_exact::attention_exact;
 use crate::cpu::ops::glu;
 use crate::plan::{Activation, AttentionSpec, GluKind, Mask, ValueId};
 
@@ -18,6 +20,8 @@ pub(super) struct AttendTask {
     heads: AttentionHeads,
     /// Query tokens of an item.
     block: usize,
+    /// f64 inside.
+    exact: bool,
 }
 
 /// One past the last key each token sees: its own position plus one, or the end of its non-causal span.
@@ -59,6 +63,7 @@ impl AttendTask {
         spec: &AttentionSpec,
         out: ValueId,
         weights: &CpuWeights,
+        precision: Precision,
         needs: &mut Needs,
     ) -> AttendTask {
         let group = spec.n_head / spec.n_kv;
@@ -72,6 +77,7 @@ impl AttendTask {
             sinks: spec.sinks.map(|w| weights.vector(w.0 as usize)),
             heads,
             block: (attention::BLOCK_ROWS / group).max(1),
+            exact: precision == Precision::Exact,
         }
     }
 
@@ -126,7 +132,8 @@ impl AttendTask {
         let sinks = self.sinks.as_ref().map(|s| &s.get()[head * group..(head + 1) * group]);
         let columns = head * group * spec.d_v..(head + 1) * group * spec.d_v;
         let out = || ctx.part_mut(self.out, tokens.clone(), columns.clone());
-        attention::attention(ctx.isa, &self.heads, &input, sinks, out(), scratch.floats());
+        let attention = if self.exact { attention_exact } else { attention::attention };
+        attention(ctx.isa, &self.heads, &input, sinks, out(), scratch.floats());
         if let Some(gate) = spec.gate {
             let gate = ctx.part(gate, tokens.clone(), columns.clone());
             let x = ctx.part(self.out, tokens.clone(), columns.clone());

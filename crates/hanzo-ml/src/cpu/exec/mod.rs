@@ -243,7 +243,9 @@ impl CpuExecutable {
                     Op::KvStore { .. } | Op::Rope { .. } | Op::QkNormRope { .. } => {
                         Task::Store(StoreTask::new(&plan, op, bound, &ropes, &mut needs).ok_or_else(no_kernel)?)
                     }
-                    Op::Attention { q, spec, out } => Task::Attend(AttendTask::new(*q, spec, *out, bound, &mut needs)),
+                    Op::Attention { q, spec, out } => {
+                        Task::Attend(AttendTask::new(*q, spec, *out, bound, options.precision, &mut needs))
+                    }
                     Op::ShortConv { .. } | Op::GatedDelta { .. } => {
                         Task::State(StateTask::new(&plan, op, bound, options, &mut needs).ok_or_else(no_kernel)?)
                     }

@@ -70,13 +70,13 @@ pub struct AttentionInput<'a> {
 impl AttentionInput<'_> {
     /// The visible keys of token `t`.
     #[inline(always)]
-    fn visible(&self, heads: &AttentionHeads, t: usize) -> (usize, usize) {
+    pub(super) fn visible(&self, heads: &AttentionHeads, t: usize) -> (usize, usize) {
         let next = self.positions[t] as usize + 1;
         let hi = self.visible_end.map_or(next, |v| next.max(v[t] as usize));
         (heads.window.map_or(0, |w| next.saturating_sub(w as usize)), hi)
     }
 
-    fn check(&self, heads: &AttentionHeads, out: &MatMut<'_>, scratch: &[f32]) {
+    pub(super) fn check(&self, heads: &AttentionHeads, out: &MatMut<'_>, scratch: &[f32]) {
         let n = self.positions.len();
         assert!(heads.group > 0 && self.q.cols() == heads.group * self.k.dim() && self.q.rows() == n, "queries");
         assert!(out.rows() == n && out.cols() == heads.group * self.v.dim(), "output");

@@ -1,5 +1,6 @@
 //! Attention against f64, against itself in other chunkings, and its splits against the whole.
 
+use super::super::attention_exact::attention_exact;
 use super::super::kv::kv_store;
 use super::super::kv::tests::Cache;
 use super::super::math::tests::isas;
@@ -19,6 +20,7 @@ struct Case {
     pages: Vec<u32>,
     visible_end: Option<Vec<u32>>,
     sinks: Option<Vec<f32>>,
+    exact: bool,
 }
 
 fn wave(n: usize, seed: f32, size: f32) -> Vec<f32> {
@@ -39,7 +41,7 @@ impl Case {
         let scale = 1.0 / (d_k as f32).sqrt();
         let heads = AttentionHeads { group, scale, window: None, softcap: None, split: None };
         let q = wave(n * n_kv * group * d_k, 4.1, 2.5);
-        Case { n, n_kv, d_k, d_v, heads, k, v, q, pages, visible_end: None, sinks: None }
+        Case { n, n_kv, d_k, d_v, heads, k, v, q, pages, visible_end: None, sinks: None, exact: false }
     }
 
     /// All heads of the tokens `from..to`, computed in one call a KV head.
@@ -63,13 +65,16 @@ impl Case {
             };
             let sinks = self.sinks.as_ref().map(|s| &s[head * g..(head + 1) * g]);
             let out = MatMut::strided(&mut out[head * g * self.d_v..], n, g * self.d_v, os);
-            attention(isa, &self.heads, &input, sinks, out, &mut scratch);
+            let form = if self.exact { attention_exact } else { attention };
+            form(isa, &self.heads, &input, sinks, out, &mut scratch);
         }
     }
 
     /// Checks `out` `[n, n_kv * group * d_v]` against f64 on the stored rows, with the module's bound.
     fn check(&self, out: &[f32], what: &str) {
         let u = 2f64.powi(-24);
+        // In the f64 form only the result is rounded.
+        let tight = |rel: f64| if self.exact { 2.0 * u } else { rel };
         let (g, d_k, d_v) = (self.heads.group, self.d_k, self.d_v);
         let slot = |p: usize| crate::cpu::ops::kv::slot_of(p as u32, &self.pages, 0) as usize;
         for head in 0..self.n_kv {
@@ -103,7 +108,10 @@ impl Case {
                         let want: f64 = w.iter().zip(&v[lo..hi]).map(|(w, v)| w * v[c] as f64).sum::<f64>() / l;
                         let size: f64 = w.iter().zip(&v[lo..hi]).map(|(w, v)| w * (v[c] as f64).abs()).sum::<f64>() / l;
                         let got = out[((t * self.n_kv + head) * g + h) * d_v + c] as f64;
-                        assert!((got - want).abs() <= rel * size, "{what} token {t} head {head}.{h}: {got} {want}");
+                        assert!(
+                            (got - want).abs() <= tight(rel) * size,
+                            "{what} token {t} head {head}.{h}: {got} {want}"
+                        );
                     }
                 }
             }
@@ -116,6 +124,13 @@ impl Case {
 
     /// Whole prompt in one call within the bound; then chunks of 1, 7 and 33 bit-equal.
     fn prove(mut self, what: &str) {
+        for exact in [false, true] {
+            self.exact = exact;
+            self.prove_form(&format!("{what}, exact {exact}"));
+        }
+    }
+
+    fn prove_form(&mut self, what: &str) {
         for isa in isas() {
             let mut whole = self.out();
             let n = self.n;

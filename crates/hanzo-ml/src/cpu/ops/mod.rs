@@ -6,6 +6,7 @@
 //! formulas, bytes, FLOPs and the derived bound that its tests hold it to, against an f64 reference, on every ISA.
 
 pub mod attention;
+pub mod attention_exact;
 mod attention_tile;
 pub mod elementwise;
 pub mod gated_delta;
