@@ -11,7 +11,10 @@ use std::path::Path;
 
 /// Checks every format of a golden directory.
 pub fn check(dir: &Path) -> Result<Vec<Row>> {
-    let bad = |file: &Path, what: String| Error::Weight { name: file.display().to_string(), what };
+    let bad = |file: &Path, what: String| Error::Setting {
+        name: "golden".into(),
+        what: format!("{}: {what}", file.display()),
+    };
     let read = |name: &str| {
         let file = dir.join(name);
         std::fs::read(&file).map_err(|e| bad(&file, format!("{e}; a golden directory has it")))
