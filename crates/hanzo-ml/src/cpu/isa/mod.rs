@@ -1,6 +1,6 @@
 //! The instruction sets that CPU kernels are written against: one trait, three implementations, chosen once as a value.
 //!
-//! A kernel is a generic `#[inline(always)]` body over [`Isa`]; a small `#[target_feature]` function per instruction set
+//! A kernel is a generic `#[inline(always)]` body over `Isa`; a small `#[target_feature]` function per instruction set
 //! (see `contract::entries`) gives the body its features, so that every operation below becomes one or two
 //! instructions in place. Nothing here knows of formats, tensors or threads, and nothing is global: an [`IsaLevel`] is
 //! detected once by whoever builds the backend and passed on.
