@@ -1,16 +1,12 @@
 //! qwen35 (hybrid): three gated-delta layers to one of full attention with an output gate; partial multi-axis rope.
 //!
 //! A gated-delta layer projects `[q | k | v]` through a short convolution, keeps a `[d_k, d_v]` state a head, and gates its
-//! normed output. Its log decay is `a softplus(alpha + dt)`, `a` per head: a one-tap `ShortConv` multiplies by `a`. There
-//! is no softplus among the activations yet: [`SOFTPLUS`] stands in for it here, where only shapes matter.
+//! normed output. Its log decay is `a softplus(alpha + dt)`, `a` per head: a one-tap `ShortConv` multiplies by `a`.
 
 use super::*;
 use hanzo_engine::Result;
 use hanzo_ml::cache::StateSpec;
 use hanzo_ml::plan::{Activation, AttentionSpec, RopeConvention, RopeSpec, StateId};
-
-/// What the log decay's softplus is until there is one: an element-wise activation of the same shape.
-const SOFTPLUS: Activation = Activation::Silu;
 
 const LAYERS: usize = 8;
 const EVERY: usize = 4;
@@ -118,7 +114,7 @@ fn gated_delta(b: &mut Builder<'_>, n: ValueId, states: &States, layer: u32) -> 
 
     // decay and write strength, one a head
     let alpha = b.linear_with_bias(n, "ssm_alpha", VALUE_HEADS);
-    let alpha = act(b, alpha, SOFTPLUS);
+    let alpha = act(b, alpha, Activation::Softplus);
     let decay = b.like(alpha, "decay", VALUE_HEADS);
     let weight = b.matrix("ssm_a", VALUE_HEADS, 1);
     b.plan().push(Op::ShortConv {
@@ -206,7 +202,7 @@ fn build(b: &mut Builder<'_>) -> Result<()> {
 }
 
 #[test]
-fn qwen35_fits_the_op_set_but_for_softplus_and_every_lever_set_keeps_it_whole() {
+fn qwen35_fits_the_op_set_and_every_lever_set_keeps_it_whole() {
     let m = metadata(
         "qwen35",
         &[

@@ -20,6 +20,7 @@ fn rotation(plan: &Plan, producers: &[Option<usize>], consumers: &[Vec<usize>], 
         && let Op::RmsNorm { x: x0, weight: Some(w), eps, group, .. } = &plan.ops[j]
         && group == head_dim
         && consumers[x.0 as usize] == [i]
+        && !plan.outputs.contains(x)
     {
         r.ops.push(j);
         r.x = *x0;

@@ -23,6 +23,9 @@ fn route_at(plan: &Plan, i: usize) -> Option<(Vec<usize>, Op)> {
     let Op::RouteTopK { ids, weights: raw, .. } = &plan.ops[j] else { return None };
     let [k] = consumers[raw.0 as usize][..] else { return None };
     let Op::RouteNormalise { out, .. } = &plan.ops[k] else { return None };
+    if plan.outputs.contains(scores) || plan.outputs.contains(raw) {
+        return None;
+    }
     // The fused op sits at the selection's place, so nothing before the normalisation may read its output: true by order.
     Some((vec![i, j, k], Op::MoeRoute { logits: *logits, spec: spec.clone(), ids: *ids, weights: *out }))
 }

@@ -116,6 +116,12 @@ impl Num {
         Num::ONE / (Num::ONE + (-self).exp())
     }
 
+    /// `ln(1 + e^x)`; its slope is at most one, and its value is positive, so that the sum of its two parts loses nothing.
+    pub fn softplus(self) -> Num {
+        let v = self.v.max(0.0) + (-self.v.abs()).exp().ln_1p();
+        Num { v, e: self.e + 2.0 * FUNCTION * U * v + if v < TINY { v } else { 0.0 } }
+    }
+
     /// The Gauss error function; its slope is at most 2 / sqrt(pi). The bound is absolute: implementations go through
     /// erfc, whose exponential moves with the rounding of x^2.
     pub fn erf(self) -> Num {

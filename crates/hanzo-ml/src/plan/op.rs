@@ -35,6 +35,8 @@ pub enum Activation {
     Relu2,
     /// `1 / (1 + exp(-x))`
     Sigmoid,
+    /// `ln(1 + exp(x))`
+    Softplus,
 }
 
 /// How a gate and an up projection combine.

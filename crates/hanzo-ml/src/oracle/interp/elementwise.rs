@@ -20,6 +20,7 @@ pub(super) fn activate(kind: Activation, x: Num) -> Num {
             y * y
         }
         Activation::Sigmoid => x.sigmoid(),
+        Activation::Softplus => x.softplus(),
     }
 }
 

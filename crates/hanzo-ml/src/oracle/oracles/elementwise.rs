@@ -4,8 +4,14 @@ use super::{Builder, Context, Sink};
 use crate::oracle::random::Rng;
 use crate::plan::{Activation, Dim, GluKind, Op, ValueId};
 
-const ACTIVATIONS: [Activation; 5] =
-    [Activation::Silu, Activation::GeluTanh, Activation::GeluErf, Activation::Relu2, Activation::Sigmoid];
+const ACTIVATIONS: [Activation; 6] = [
+    Activation::Silu,
+    Activation::GeluTanh,
+    Activation::GeluErf,
+    Activation::Relu2,
+    Activation::Sigmoid,
+    Activation::Softplus,
+];
 
 /// Usual numbers, then the far ends, zeros and small ones.
 fn values(n: usize, rng: &mut Rng) -> Vec<f32> {
