@@ -12,7 +12,7 @@ mod route;
 use crate::error::{Error, Result};
 use crate::plan::Plan;
 
-/// What binds when a lever should surface (section 3 of the specification).
+/// What binds when a lever should surface, that is, make the end-to-end rate go up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Regime {
     /// Weight bytes over memory bandwidth.
