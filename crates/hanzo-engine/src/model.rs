@@ -220,9 +220,11 @@ fn warnings(
     match tokenizer {
         Ok(t) => {
             w.extend(t.warnings().iter().cloned());
-            if t.n_vocab() > built.hyper.n_vocab {
-                let (ids, rows) = (t.n_vocab(), built.hyper.n_vocab);
+            let (ids, rows) = (t.n_vocab(), built.hyper.n_vocab);
+            if ids > rows {
                 w.push(format!("the tokenizer has {ids} ids but the model only {rows} embedding rows"));
+            } else if ids < rows {
+                w.push(format!("the tokenizer has only {ids} ids for {rows} embedding rows: the others have no text"));
             }
         }
         Err(e) => w.push(format!("no text, only token ids: {e}")),

@@ -32,14 +32,21 @@ impl Landing {
     /// Starts a file that will land at `path`, beside it under a temporary name.
     ///
     /// # Errors
-    /// If `path` has no file name, or the temporary file cannot be created.
+    /// If `path` has no file name or is there and no regular file, or the temporary file cannot be created.
     pub fn create(path: impl AsRef<Path>) -> io::Result<Landing> {
-        let path = path.as_ref().to_path_buf();
+        let mut path = path.as_ref().to_path_buf();
         if path.file_name().is_none() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "the path has no file name"));
         }
-        if path.is_dir() {
-            return Err(io::Error::new(io::ErrorKind::IsADirectory, "the path is a directory"));
+        if let Ok(there) = fs::metadata(&path) {
+            // Land on what a link points to; never rename over a device, a pipe or a socket.
+            path = fs::canonicalize(&path)?;
+            if there.is_dir() {
+                return Err(io::Error::new(io::ErrorKind::IsADirectory, "the path is a directory"));
+            }
+            if !there.is_file() {
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, "the path is no regular file; choose another"));
+            }
         }
         let (temporary, file) = create_temporary(&path)?;
         Ok(Landing { path, temporary, file: BufWriter::with_capacity(1 << 20, file) })

@@ -171,7 +171,13 @@ fn measure_all(args: &Args, isa: IsaLevel, context: &Context, found: &mut Found)
     if tests.is_empty() {
         return Err(Failure::usage("there is nothing to measure: -p and -n are both 0").into());
     }
-    let longest = tests.iter().map(|t| t.tokens()).max().unwrap_or(0) + args.n_depth.iter().max().copied().unwrap_or(0);
+    const MOST: usize = 1 << 31;
+    let (run, depth) =
+        (tests.iter().map(|t| t.tokens()).max().unwrap_or(0), args.n_depth.iter().max().copied().unwrap_or(0));
+    if run > MOST || depth > MOST {
+        return Err(Failure::usage(format!("-p, -n and -d take at most {MOST}")).into());
+    }
+    let longest = run + depth;
     for name in &args.model {
         let path = resolve_model(name, context)?;
         for &threads in &threads {

@@ -205,7 +205,7 @@ impl Chat<'_> {
             }
             Turn::Full(tokens) => {
                 conversation.withdraw();
-                context.note(format_args!(
+                output::stderr_line(format_args!(
                     "the conversation takes {tokens} tokens, the context has {n_ctx}: the question is withdrawn; \
                      /drop forgets the oldest exchange, /clear all; start with a larger -c, or with --on-full drop"
                 ));

@@ -82,6 +82,11 @@ fn parse_exception(text: &str) -> Result<(Regex, Format), String> {
     Ok((regex, format))
 }
 
+/// Do both names lead to one file?
+fn same_file(a: &std::path::Path, b: &std::path::Path) -> bool {
+    matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
+}
+
 /// Plans, converts, reports.
 pub fn run(args: Args, context: &Context) -> anyhow::Result<()> {
     if args.output.exists() && !args.force && !args.dry_run {
@@ -89,7 +94,13 @@ pub fn run(args: Args, context: &Context) -> anyhow::Result<()> {
             .remedy("choose another name, or say --force to replace it")
             .into());
     }
-    let gguf = Gguf::open(resolve_model(&args.input, context)?)?;
+    let input = resolve_model(&args.input, context)?;
+    if same_file(&input, &args.output) {
+        return Err(
+            Failure::usage(format!("`{}` is the input itself: choose another output", args.output.display())).into()
+        );
+    }
+    let gguf = Gguf::open(input)?;
     let threads = args.threads.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), usize::from);
     let options = Options {
         mix: args.mix,

@@ -30,6 +30,13 @@ pub struct Writer {
 impl Writer {
     /// Starts `file` with its head.
     pub fn create(file: &Path, n_vocab: usize, chunks: &Chunks) -> anyhow::Result<Writer> {
+        let mut file = file.to_path_buf();
+        if let Ok(there) = std::fs::metadata(&file) {
+            if !there.is_file() {
+                anyhow::bail!("`{}` is no regular file: choose another", file.display());
+            }
+            file = file.canonicalize().with_context(|| format!("cannot look at `{}`", file.display()))?;
+        }
         let mut part = file.as_os_str().to_owned();
         part.push(".part");
         let part = PathBuf::from(part);
@@ -40,7 +47,7 @@ impl Writer {
             out.write_all(&u32::try_from(n)?.to_le_bytes())?;
         }
         chunks.ids.iter().try_for_each(|id| out.write_all(&id.to_le_bytes()))?;
-        Ok(Writer { out, part, file: file.to_path_buf(), codes: Vec::new() })
+        Ok(Writer { out, part, file, codes: Vec::new() })
     }
 
     /// Adds a row of log-probabilities.

@@ -216,6 +216,12 @@ impl<'a> Builder<'a> {
             n_ctx_train: self.opt_size("context_length")?,
         };
         self.eps = self.opt_f32("attention.layer_norm_rms_epsilon")?.unwrap_or(1e-5);
+        if !(self.eps >= 0.0 && self.eps.is_finite()) {
+            return self.bad_key(
+                "attention.layer_norm_rms_epsilon",
+                format!("is {}, expected a small positive number: the file is damaged", self.eps),
+            );
+        }
         self.plan.n_embd = n_embd;
         self.hyper = Some(h);
         Ok(h)

@@ -21,7 +21,10 @@ const KEY: &str = "tokenizer.chat_template";
 /// The variant for conversations with tools, where a model has one.
 const TOOL_USE: &str = "tool_use";
 /// The work a rendering may do, in instructions and units of 64 bytes: a long conversation takes less than a tenth.
-const FUEL: u64 = 10_000_000;
+const FUEL: u64 = 500_000;
+/// Stack of the thread that renders. A template can nest values as deep as its fuel lets it, and printing or dropping them
+/// recurses: some 70,000 levels. Memory is taken only as it is used.
+const STACK: usize = 512 << 20;
 
 /// Why there is no prompt.
 #[derive(Debug, thiserror::Error)]
@@ -254,8 +257,16 @@ impl ChatTemplate {
         if let Some(enable) = options.enable_thinking {
             set("enable_thinking", Value::from(enable));
         }
-        let rendered = self.environment.get_template(name).and_then(|template| template.render(context));
-        rendered.map_err(|error| failure(name, &error))
+        let render = || self.environment.get_template(name).and_then(|template| template.render(context));
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().name("chat-template".into()).stack_size(STACK);
+            match thread.spawn_scoped(scope, || render().map_err(|error| failure(name, &error))).map(|t| t.join()) {
+                Ok(Ok(rendered)) => rendered,
+                Ok(Err(_)) | Err(_) => {
+                    Err(ChatError::Refused { message: "the template could not be run: no thread for it".into() })
+                }
+            }
+        })
     }
 
     /// The name of the template that `options` ask for.

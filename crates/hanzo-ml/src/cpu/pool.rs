@@ -24,9 +24,9 @@ struct Event {
 }
 
 impl Event {
-    /// Waits until the value differs from `old`.
-    fn wait(&self, old: u32) {
-        for i in 0..SPINS {
+    /// Waits until the value differs from `old`: spins at most `spins` times, then sleeps.
+    fn wait(&self, old: u32, spins: u32) {
+        for i in 0..spins {
             if self.value.load(Ordering::Acquire) != old {
                 return;
             }
@@ -58,13 +58,17 @@ impl Event {
 /// A reusable barrier for a fixed number of threads.
 pub struct Barrier {
     n: usize,
+    spins: u32,
     arrived: AtomicUsize,
     round: Event,
 }
 
 impl Barrier {
     fn new(n: usize) -> Barrier {
-        Barrier { n, arrived: AtomicUsize::new(0), round: Event::default() }
+        // With more threads than cores, whoever spins keeps a core from the one it waits for.
+        let cores = std::thread::available_parallelism().map_or(1, |c| c.get());
+        let spins = if n > cores { 0 } else { SPINS };
+        Barrier { n, spins, arrived: AtomicUsize::new(0), round: Event::default() }
     }
 
     /// Returns once all threads are here. What any of them wrote before is visible to all after.
@@ -77,7 +81,7 @@ impl Barrier {
             self.arrived.store(0, Ordering::Relaxed);
             self.round.advance();
         } else {
-            self.round.wait(round);
+            self.round.wait(round, self.spins);
         }
     }
 }
@@ -159,7 +163,7 @@ impl Pool {
 fn serve(s: &Shared, worker: usize) {
     let mut seen = 0;
     loop {
-        s.start.wait(seen);
+        s.start.wait(seen, s.barrier.spins);
         seen = seen.wrapping_add(1);
         if s.stop.load(Ordering::Acquire) {
             return;
