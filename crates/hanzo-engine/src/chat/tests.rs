@@ -208,3 +208,21 @@ fn built_in_templates_are_found_by_name() {
     assert!(error.to_string().contains("chatml, gemma, llama3, phi3"), "{error}");
     assert!(ChatTemplate::from_source("{{ messages|length }}", &tokenizer).is_ok());
 }
+
+#[test]
+fn a_template_that_nests_values_without_end_is_an_answer_or_an_error_but_no_crash() {
+    let tokenizer = Tokenizer::from_gguf(&metadata(&["<s>", "</s>"])).expect("a tokenizer");
+    for (n, end) in [20_000, 50_000, 70_000, 100_000]
+        .into_iter()
+        .flat_map(|n| ["{{ ns.x }}", "{{ ns.x|tojson }}", "{{ ns.x|string|length }}", ""].map(|end| (n, end)))
+    {
+        let deep = format!(
+            "{{% set ns = namespace(x=[]) %}}{{% for i in range({n}) %}}{{% set ns.x = [ns.x] %}}{{% endfor %}}"
+        );
+        let template = ChatTemplate::from_source(&(deep + end), &tokenizer).expect("it parses");
+        let _ = template.render(&[Message::new("user", "hi")], &RenderOptions::default());
+    }
+    let endless = "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}";
+    let template = ChatTemplate::from_source(endless, &tokenizer).expect("it parses");
+    assert!(template.render(&[], &RenderOptions::default()).is_err());
+}

@@ -9,10 +9,6 @@ use std::thread::JoinHandle;
 
 /// Spins before sleeping at a barrier: some tens of microseconds, longer than any level of a decode step.
 const SPINS: u32 = 10_000;
-/// Spins before offering the core to others: where threads outnumber cores, the one waited for may need this very core.
-const PATIENCE: u32 = 1_000;
-/// Spins between such offers.
-const OFFER: u32 = 64;
 
 /// A counter that others wait on: spin first, then sleep.
 #[derive(Default)]
@@ -26,15 +22,11 @@ struct Event {
 impl Event {
     /// Waits until the value differs from `old`: spins at most `spins` times, then sleeps.
     fn wait(&self, old: u32, spins: u32) {
-        for i in 0..spins {
+        for _ in 0..spins {
             if self.value.load(Ordering::Acquire) != old {
                 return;
             }
-            if i > PATIENCE && i % OFFER == 0 {
-                std::thread::yield_now();
-            } else {
-                std::hint::spin_loop();
-            }
+            std::hint::spin_loop();
         }
         let mut guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         // Sequentially consistent: either this thread sees the new value, or `advance` sees this sleeper.
