@@ -1,0 +1,228 @@
+//! Reads `prelude/`, `formats/` and `ops/`, compiles every Vulkan kernel to SPIR-V with glslang, and writes into OUT_DIR:
+//! `sources.rs` (the files as text), `args.rs` (one struct of arguments an op) and `spirv.bin` (all modules, deflated).
+//!
+//! A module is compiled again only if its text changed: results are kept in OUT_DIR by a hash of the text.
+
+#[path = "src/assemble/mod.rs"]
+#[allow(dead_code, unused_imports)]
+mod assemble;
+#[path = "src/tables.rs"]
+#[allow(dead_code, unused_imports)]
+mod tables;
+
+use assemble::{ArgKind, FormatFile, OpFile, Target};
+use std::error::Error;
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
+
+fn main() {
+    if let Err(e) = run() {
+        // A build script's only way to say what is wrong.
+        eprintln!("{e}");
+        std::process::exit(1);
+    }
+}
+
+/// Files of a folder with the extension `kc`, sorted.
+fn files(dir: &Path) -> Result<Vec<PathBuf>> {
+    println!("cargo::rerun-if-changed={}", dir.display());
+    let mut all: Vec<PathBuf> = match std::fs::read_dir(dir) {
+        Ok(entries) => entries.map(|e| e.map(|e| e.path())).collect::<std::io::Result<_>>()?,
+        Err(_) => Vec::new(),
+    };
+    all.retain(|p| p.extension().is_some_and(|e| e == "kc"));
+    all.sort();
+    all.iter().for_each(|p| println!("cargo::rerun-if-changed={}", p.display()));
+    Ok(all)
+}
+
+fn name(path: &Path) -> String {
+    path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+fn run() -> Result<()> {
+    let root = PathBuf::from(std::env::var("CARGO_MANIFEST_DIR")?);
+    let out = PathBuf::from(std::env::var("OUT_DIR")?);
+    let synthetic = std::env::var_os("CARGO_FEATURE_SYNTHETIC_FORMAT").is_some();
+    println!("cargo::rerun-if-changed=src/assemble");
+    println!("cargo::rerun-if-changed=src/tables.rs");
+    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed=prelude");
+
+    let mut sources = String::new();
+    let mut prelude = |constant: &str, file: &str| -> Result<String> {
+        let text = std::fs::read_to_string(root.join("prelude").join(file)).unwrap_or_default();
+        writeln!(sources, "/// `prelude/{file}`.\npub const {constant}: &str = {text:?};")?;
+        Ok(text)
+    };
+    let vulkan = prelude("PRELUDE_VULKAN", "vulkan.h")?;
+    let math = prelude("MATH", "math.kc")?;
+    for (constant, file) in [("CUDA", "cuda.h"), ("HIP", "hip.h"), ("MSL", "msl.h"), ("HOST", "host.h")] {
+        prelude(&format!("PRELUDE_{constant}"), file)?;
+    }
+
+    let mut ops = Vec::new();
+    writeln!(sources, "/// Files of `ops/`: folder, name, text.\npub const OPS: &[(Option<&str>, &str, &str)] = &[")?;
+    for backend in [None, Some("vulkan"), Some("cuda"), Some("hip"), Some("msl")] {
+        for path in files(&backend.map_or(root.join("ops"), |b| root.join("ops").join(b)))? {
+            let text = std::fs::read_to_string(&path)?;
+            writeln!(sources, "    ({backend:?}, {:?}, {text:?}),", name(&path))?;
+            ops.push(OpFile::parse(&name(&path), &text, backend)?);
+        }
+    }
+    writeln!(sources, "];\n/// Files of `formats/`: name, text.\npub const FORMATS: &[(&str, &str)] = &[")?;
+    let mut formats = Vec::new();
+    for path in files(&root.join("formats"))? {
+        if name(&path) == "x26.kc" && !synthetic {
+            continue;
+        }
+        let text = std::fs::read_to_string(&path)?;
+        writeln!(sources, "    ({:?}, {text:?}),", name(&path))?;
+        formats.push(FormatFile::parse(&name(&path), &text)?);
+    }
+    sources.push_str("];\n");
+    std::fs::write(out.join("sources.rs"), sources)?;
+    std::fs::write(out.join("args.rs"), args(&ops)?)?;
+    std::fs::write(out.join("spirv.bin"), modules(&ops, &formats, &vulkan, &math, &out)?)?;
+    Ok(())
+}
+
+/// `matvec_f32` as `MatvecF32`.
+fn camel(name: &str) -> String {
+    name.split('_')
+        .map(|w| {
+            w.chars().enumerate().map(|(i, c)| if i == 0 { c.to_ascii_uppercase() } else { c }).collect::<String>()
+        })
+        .collect()
+}
+
+/// The Rust structs of arguments.
+fn args(ops: &[OpFile]) -> Result<String> {
+    let mut s = String::new();
+    let mut seen: Vec<&str> = Vec::new();
+    for op in ops {
+        if seen.contains(&op.name.as_str()) {
+            return Err(format!("two ops are called {}", op.name).into());
+        }
+        seen.push(&op.name);
+        let (bytes, offsets) = op.layout();
+        writeln!(s, "/// Arguments of `{}`: {}", op.name, op.doc)?;
+        writeln!(s, "#[derive(Clone, Copy, Debug, PartialEq)]\npub struct {}<P> {{", camel(&op.name))?;
+        for a in &op.args {
+            let ty = match a.kind {
+                ArgKind::Weight => "Weight<P>",
+                ArgKind::Ro | ArgKind::Wo | ArgKind::Rw => "P",
+                ArgKind::U32 => "u32",
+                ArgKind::F32 => "f32",
+            };
+            let doc = if a.doc.is_empty() { a.name.as_str() } else { a.doc.as_str() };
+            writeln!(s, "    /// {doc}\n    pub {}: {ty},", a.name)?;
+        }
+        writeln!(s, "}}\nimpl<P: Copy> Args<P> for {}<P> {{", camel(&op.name))?;
+        writeln!(s, "    const OP: &'static str = {:?};\n    const BYTES: usize = {bytes};", op.name)?;
+        writeln!(s, "    fn fields(&self, f: &mut dyn FnMut(usize, Field<P>)) {{")?;
+        for (a, at) in op.args.iter().zip(offsets) {
+            let kind = match a.kind {
+                ArgKind::Weight => "Weight",
+                ArgKind::Ro => "Read",
+                ArgKind::Wo | ArgKind::Rw => "Write",
+                ArgKind::U32 => "U32",
+                ArgKind::F32 => "F32",
+            };
+            writeln!(s, "        f({at}, Field::{kind}(self.{}));", a.name)?;
+        }
+        writeln!(s, "    }}\n}}")?;
+    }
+    Ok(s)
+}
+
+/// FNV-1a, 64 bits (Fowler, Noll, Vo): names a cached module.
+fn hash(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
+}
+
+/// Every module, deflated: for each its key's length, key, words, then the words.
+fn modules(ops: &[OpFile], formats: &[FormatFile], prelude: &str, math: &str, out: &Path) -> Result<Vec<u8>> {
+    let mut jobs = Vec::new();
+    for op in ops.iter().filter(|o| o.backend.as_deref().is_none_or(|b| b == Target::Glsl.name())) {
+        let with: Vec<Option<&FormatFile>> = match op.formats {
+            assemble::Formats::None => vec![None],
+            _ => formats.iter().filter(|f| op.takes(f)).map(Some).collect(),
+        };
+        for f in with {
+            let words = f.and_then(|f| f.table.as_deref()).map_or(0, |t| tables::codebook(t).len() as u32);
+            let text = assemble::print(Target::Glsl, op, f, prelude, math, words);
+            jobs.push((assemble::key(op, f), text));
+        }
+    }
+    let cache = out.join("spirv");
+    std::fs::create_dir_all(&cache)?;
+    let results: Vec<Mutex<Option<Result<Vec<u32>>>>> = jobs.iter().map(|_| Mutex::new(None)).collect();
+    let next = AtomicUsize::new(0);
+    let workers = std::thread::available_parallelism().map_or(1, |n| n.get());
+    std::thread::scope(|scope| {
+        for _ in 0..workers {
+            scope.spawn(|| {
+                loop {
+                    let i = next.fetch_add(1, Ordering::Relaxed);
+                    let Some((key, text)) = jobs.get(i) else { break };
+                    let result = cached(&cache, key, text);
+                    *results[i].lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+                }
+            });
+        }
+    });
+    let mut raw = Vec::new();
+    let mut failed = String::new();
+    for ((key, _), result) in jobs.iter().zip(results) {
+        match result.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            Some(Ok(words)) => {
+                raw.extend((key.len() as u32).to_le_bytes());
+                raw.extend((words.len() as u32).to_le_bytes());
+                raw.extend(key.as_bytes());
+                raw.extend(words.iter().flat_map(|w| w.to_le_bytes()));
+            }
+            Some(Err(e)) => failed.push_str(&format!("kernel {key}: {e}\n")),
+            None => failed.push_str(&format!("kernel {key}: not compiled\n")),
+        }
+    }
+    if !failed.is_empty() {
+        return Err(failed.into());
+    }
+    let mut z = flate2::write::DeflateEncoder::new(Vec::new(), flate2::Compression::default());
+    z.write_all(&raw)?;
+    Ok(z.finish()?)
+}
+
+fn cached(cache: &Path, key: &str, text: &str) -> Result<Vec<u32>> {
+    let path = cache.join(format!("{key}-{:016x}.spv", hash(text)));
+    if let Ok(bytes) = std::fs::read(&path) {
+        return Ok(bytes.chunks_exact(4).map(|c| u32::from_le_bytes([c[0], c[1], c[2], c[3]])).collect());
+    }
+    // Left beside the result, so that an error's line number can be looked up.
+    std::fs::write(cache.join(format!("{key}.glsl")), text)?;
+    let words = compile(text)?;
+    std::fs::write(path, words.iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<u8>>())?;
+    Ok(words)
+}
+
+fn compile(text: &str) -> Result<Vec<u32>> {
+    use glslang::{Compiler, CompilerOptions, ShaderInput, ShaderSource, ShaderStage, SourceLanguage, SpirvVersion};
+    let compiler = Compiler::acquire().ok_or("glslang does not start")?;
+    let options = CompilerOptions {
+        source_language: SourceLanguage::GLSL,
+        target: glslang::Target::Vulkan {
+            version: glslang::VulkanVersion::Vulkan1_3,
+            spirv_version: SpirvVersion::SPIRV1_6,
+        },
+        ..CompilerOptions::default()
+    };
+    let source = ShaderSource::from(text);
+    let input = ShaderInput::new(&source, ShaderStage::Compute, &options, None, None)?;
+    Ok(compiler.create_shader(input)?.compile()?)
+}

@@ -1,0 +1,152 @@
+//! The GPU kernels of the hanzo engine. Each is written once, in kernel-C (see `KERNEL-C.md`): `formats/` says how a block's
+//! bits become codes and scales, `ops/` what is computed, `prelude/` what the few words mean on each backend.
+//!
+//! This crate gives kernels as text for a target ([`text`]), as SPIR-V for Vulkan ([`spirv`]), their argument structs
+//! ([`args`]) and the device layout of weights ([`layout`]). It launches nothing and knows no device.
+#![deny(missing_docs)]
+
+mod archive;
+pub mod args;
+pub mod assemble;
+mod layout;
+pub mod tables;
+
+pub use archive::{spirv, spirv_bytes};
+pub use assemble::Target;
+pub use layout::{Layout, layout};
+
+use assemble::{FormatFile, OpFile};
+use hanzo_gguf::Format;
+use std::sync::OnceLock;
+
+mod sources {
+    include!(concat!(env!("OUT_DIR"), "/sources.rs"));
+}
+
+/// A kernel's name: the op, and the format of the weight it reads, if any. Prints as `matvec.q4_k`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Key {
+    /// The op's name: a file of `ops/`.
+    pub op: &'static str,
+    /// The weight's format.
+    pub format: Option<Format>,
+}
+
+impl std::fmt::Display for Key {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.format {
+            Some(format) => write!(f, "{}.{}", self.op, format.name().to_ascii_lowercase()),
+            None => f.write_str(self.op),
+        }
+    }
+}
+
+struct Sources {
+    ops: Vec<OpFile>,
+    formats: Vec<(Format, FormatFile)>,
+}
+
+fn sources() -> &'static Sources {
+    static SOURCES: OnceLock<Sources> = OnceLock::new();
+    // The build script parsed the same files without an error.
+    SOURCES.get_or_init(|| Sources {
+        ops: (sources::OPS.iter())
+            .filter_map(|(backend, file, text)| OpFile::parse(file, text, *backend).ok())
+            .collect(),
+        formats: (sources::FORMATS.iter())
+            .filter_map(|(file, text)| FormatFile::parse(file, text).ok())
+            .filter_map(|f| Some((Format::from_name(&f.name)?, f)))
+            .collect(),
+    })
+}
+
+/// Every op file, the backends' own included.
+pub fn ops() -> &'static [OpFile] {
+    &sources().ops
+}
+
+/// Every format file with its format.
+pub fn formats() -> impl Iterator<Item = (Format, &'static FormatFile)> {
+    sources().formats.iter().map(|(f, file)| (*f, file))
+}
+
+/// The file of an op.
+pub fn op(name: &str) -> Option<&'static OpFile> {
+    sources().ops.iter().find(|o| o.name == name)
+}
+
+/// The file of a format.
+pub fn format_file(format: Format) -> Option<&'static FormatFile> {
+    sources().formats.iter().find(|(f, _)| *f == format).map(|(_, file)| file)
+}
+
+/// Every kernel of a target: the common ones and the target's own.
+pub fn kernels(target: Target) -> impl Iterator<Item = Key> {
+    let own = move |o: &&OpFile| o.backend.as_deref().is_none_or(|b| b == target.name());
+    ops().iter().filter(own).flat_map(|o| {
+        let with: Vec<Option<Format>> = match o.formats {
+            assemble::Formats::None => vec![None],
+            _ => formats().filter(|(_, f)| o.takes(f)).map(|(f, _)| Some(f)).collect(),
+        };
+        with.into_iter().map(|format| Key { op: &o.name, format })
+    })
+}
+
+/// Every tuning constant of an op with its default, in the order of specialization ids: THREADS, WAVE, HALF_HW, then
+/// the op's own.
+pub fn constants(op: &str) -> Vec<(String, u32)> {
+    self::op(op).map(|o| assemble::constants(o).collect()).unwrap_or_default()
+}
+
+/// A kernel's whole text for a target; none if there is no such kernel.
+pub fn text(key: Key, target: Target) -> Option<String> {
+    let op = op(key.op)?;
+    let format = match key.format {
+        Some(f) => Some(format_file(f)?),
+        None => None,
+    };
+    let prelude = match target {
+        Target::Glsl => sources::PRELUDE_VULKAN,
+        Target::Cuda => sources::PRELUDE_CUDA,
+        Target::Hip => sources::PRELUDE_HIP,
+        Target::Msl => sources::PRELUDE_MSL,
+        Target::Host => sources::PRELUDE_HOST,
+    };
+    let words = format.and_then(|f| f.table.as_deref()).map_or(0, |t| tables::codebook(t).len() as u32);
+    Some(assemble::print(target, op, format, prelude, sources::MATH, words))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_vulkan_kernel_is_in_the_archive() {
+        for key in kernels(Target::Glsl) {
+            let words = spirv(key).unwrap_or_default();
+            assert_eq!(words.first(), Some(&0x0723_0203), "{key} has no SPIR-V");
+        }
+    }
+
+    #[test]
+    fn every_kernel_prints_for_every_target() {
+        for target in Target::ALL {
+            for key in kernels(target) {
+                let text = text(key, target).unwrap_or_default();
+                assert!(!text.contains("KERNEL {") && !text.is_empty(), "{key} for {target:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_format_file_agrees_with_the_format_table() {
+        for (format, file) in formats() {
+            let (len, bytes) = (file.block_len as usize, file.block_bytes as usize);
+            if format.is_block() {
+                assert_eq!((len, bytes), (format.block_len(), format.block_bytes()), "{format}");
+            } else {
+                assert_eq!((len, bytes), (32, 32 * format.block_bytes()), "{format}");
+            }
+        }
+    }
+}
