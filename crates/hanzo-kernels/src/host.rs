@@ -1,4 +1,4 @@
-//! Runs the text of a kernel for `Target::Host` on the CPU, for tests: compiles it with the C++ compiler, loads it and
+//! Runs the text of a kernel for [`Target::Host`](crate::Target::Host) on the CPU, for tests: compiles it with the C++ compiler, loads it and
 //! calls it with buffers, arguments and a grid. What the host prelude finds wrong comes back as an error. Nothing here knows a kernel.
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};

@@ -8,6 +8,8 @@
 mod archive;
 pub mod args;
 pub mod assemble;
+#[cfg(all(unix, feature = "host"))]
+pub mod host;
 mod layout;
 pub mod tables;
 
