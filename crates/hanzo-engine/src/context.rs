@@ -124,7 +124,7 @@ impl Context {
                 continue;
             }
             let (precision, deterministic) = (options.precision, options.deterministic);
-            let compile = CompileOptions { levers, bucket: sizes, precision, deterministic };
+            let compile = CompileOptions { levers, bucket: sizes, precision, deterministic, n_ctx: size.n_ctx };
             let executable = model.backend().compile(plan, &compile, model.weights())?;
             buckets.push(Bucket { sizes, executable });
         }

@@ -38,6 +38,8 @@ pub struct CompileOptions {
     pub precision: Precision,
     /// Pin one kernel variant and K order, so that any chunking or batching gives bit-equal results.
     pub deterministic: bool,
+    /// The longest sequence a step may see, in tokens: sizes block tables and the split of attention.
+    pub n_ctx: usize,
 }
 
 /// Weights resident on a backend.

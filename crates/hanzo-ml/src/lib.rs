@@ -9,6 +9,7 @@ pub mod backend;
 pub mod batch;
 pub mod cache;
 pub mod error;
+pub mod gpu;
 pub mod levers;
 pub mod oracle;
 pub mod plan;

@@ -173,6 +173,17 @@ impl Case {
         }
     }
 
+    /// The longest sequence of its steps: whole pages, freed ones included.
+    fn n_ctx(&self) -> usize {
+        let pages = |t: &Tables| {
+            let spans = t.offsets.windows(2).zip(&t.first);
+            spans.map(|(w, first)| (first + w[1] - w[0]) as usize).max().unwrap_or(0)
+        };
+        let longest = |s: &Step| s.tables.iter().map(pages).max().unwrap_or(0) * crate::cache::PAGE;
+        let last = |s: &Step| s.positions.iter().max().map_or(0, |p| *p as usize + 1);
+        self.steps.iter().map(|s| longest(s).max(last(s))).max().unwrap_or(0)
+    }
+
     /// The smallest bucket its steps fit into.
     fn bucket(&self) -> Sizes {
         let sizes = || self.steps.iter().map(Step::sizes);
@@ -284,6 +295,7 @@ pub fn run_backend(
         bucket: case.bucket(),
         precision: case.precision,
         deterministic: options.deterministic,
+        n_ctx: case.n_ctx(),
     };
     let mut exe = backend.compile(&case.plan, &compile, &weights)?;
     let mut pages = Memory::new(&case.plan, &case.pages, &case.slots);

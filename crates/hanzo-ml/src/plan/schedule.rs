@@ -47,8 +47,8 @@ fn visit(op: &Op, mut f: impl FnMut(Access)) {
     op.accesses(&mut f);
 }
 
-/// The level of each op.
-fn levels(plan: &Plan) -> Vec<usize> {
+/// The level of each op. An op whose `leader` is another one runs as part of it.
+fn levels(plan: &Plan, leader: &[usize]) -> Vec<usize> {
     let mut value_level = vec![0usize; plan.values.len()];
     let mut last_write: HashMap<Memory, usize> = HashMap::new();
     let mut last_read: HashMap<Memory, usize> = HashMap::new();
@@ -56,7 +56,9 @@ fn levels(plan: &Plan) -> Vec<usize> {
     let mut body_depth = 0;
     for (i, op) in plan.ops.iter().enumerate() {
         let mut level = if plan.head.is_some_and(|h| i >= h) { body_depth } else { 0 };
+        let part = leader[i] != i;
         visit(op, |a| match a {
+            Access::Read(_) if part => {}
             Access::Read(v) => level = level.max(value_level[v.0 as usize]),
             _ => {
                 if let Some((m, writes)) = memory(a) {
@@ -67,6 +69,9 @@ fn levels(plan: &Plan) -> Vec<usize> {
                 }
             }
         });
+        if part {
+            level = out[leader[i]];
+        }
         // `*_level` maps hold the first level at which a dependent may run.
         visit(op, |a| match a {
             Access::Write(v) => value_level[v.0 as usize] = level + 1,
@@ -89,7 +94,13 @@ fn levels(plan: &Plan) -> Vec<usize> {
 impl Schedule {
     /// Schedules a checked Plan, with memory for at most `max` tokens, sequences and output rows at a time.
     pub fn new(plan: &Plan, max: &Sizes) -> Schedule {
-        let level = levels(plan);
+        Schedule::fused(plan, max, &(0..plan.ops.len()).collect::<Vec<_>>())
+    }
+
+    /// As [`Schedule::new`], where op `i` runs inside op `leader[i] <= i` (`i` itself for most): a backend's fused kernels.
+    /// An op that is part of another may read only what its leader's group writes.
+    pub fn fused(plan: &Plan, max: &Sizes, leader: &[usize]) -> Schedule {
+        let level = levels(plan, leader);
         let depth = level.iter().map(|l| l + 1).max().unwrap_or(0);
         let mut order = vec![Vec::new(); depth];
         for (i, l) in level.iter().enumerate() {

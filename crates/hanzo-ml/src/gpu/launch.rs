@@ -1,0 +1,166 @@
+//! Launches: a kernel, its arguments as symbolic pointers, its grid, and the bytes it touches.
+
+use super::step::StepLayout;
+use crate::plan::schedule::Schedule;
+use crate::plan::{Plan, WeightId};
+use hanzo_kernels::Key;
+use hanzo_kernels::args::{Args, Field};
+use std::ops::Range;
+
+/// A memory that launches point into. A backend says where each one is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Buffer {
+    /// Nothing: an argument that the kernel does not read.
+    None,
+    /// Activations and scratch.
+    Arena,
+    /// What changes from step to step; see [`StepLayout`].
+    Step,
+    /// Embedding rows `[n_tokens, n_embd]` that come with a batch instead of tokens.
+    Rows,
+    /// A weight in device layout (a vector: f32s).
+    Weight(WeightId),
+    /// One layer's keys of a page group, `[page][n_kv][PAGE][d_k]`.
+    Keys(u16, u32),
+    /// One layer's values of a page group, `[page][n_kv][PAGE][d_v]`.
+    Values(u16, u32),
+    /// One layer's recurrent states, `[slots][elements]` f32.
+    State(u16, u32),
+    /// The codebooks of all formats.
+    Tables,
+}
+
+/// A symbolic pointer to a run of bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Ptr {
+    /// The memory.
+    pub buffer: Buffer,
+    /// First byte.
+    pub offset: u64,
+    /// Bytes that may be touched through it.
+    pub len: u64,
+}
+
+impl Ptr {
+    /// The length of a memory whose size the Plan does not know (caches, states).
+    pub const WHOLE: u64 = 1 << 60;
+
+    /// No pointer.
+    pub const NONE: Ptr = Ptr { buffer: Buffer::None, offset: 0, len: 0 };
+
+    /// A part of the run.
+    #[must_use]
+    pub fn part(self, from: u64, len: u64) -> Ptr {
+        debug_assert!(from + len <= self.len);
+        Ptr { buffer: self.buffer, offset: self.offset + from, len }
+    }
+}
+
+/// Bytes that a launch reads or writes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Touch {
+    /// The memory.
+    pub buffer: Buffer,
+    /// The bytes.
+    pub range: Range<u64>,
+    /// Written (and perhaps read), or only read.
+    pub write: bool,
+}
+
+/// One kernel launch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Launch {
+    /// Index of its op in the lowered Plan.
+    pub op: usize,
+    /// The kernel.
+    pub kernel: Key,
+    /// Specialization constants in the order of their ids: THREADS, WAVE, HALF_HW, then the op's own.
+    pub constants: Vec<u32>,
+    /// The argument struct; pointers are zero until relocated.
+    pub args: Vec<u8>,
+    /// Byte offset of each pointer in `args`, and what it points to.
+    pub relocations: Vec<(usize, Ptr)>,
+    /// Workgroups.
+    pub groups: [u32; 3],
+    /// What it reads and writes; weights, tables and the step buffer, which no launch writes, are left out.
+    pub touches: Vec<Touch>,
+}
+
+impl Launch {
+    /// A launch of the kernel of `A` with `format`. `set` overrides tuning constants by name.
+    ///
+    /// # Errors
+    /// In words, if there is no such kernel or constant, or a grid that no device takes: a fault of the lowering.
+    pub fn new<A: Args<Ptr>>(
+        op: usize,
+        format: Option<hanzo_gguf::Format>,
+        features: &Features,
+        args: &A,
+        set: &[(&str, u32)],
+        groups: [u32; 3],
+    ) -> Result<Launch, String> {
+        let kernel = Key { op: A::OP, format };
+        let mut constants = hanzo_kernels::constants(A::OP);
+        let standard = [("WAVE", features.wave), ("HALF_HW", u32::from(features.half_hw))];
+        for (name, value) in standard.iter().chain(set) {
+            match constants.iter_mut().find(|c| c.0 == *name) {
+                Some(c) => c.1 = *value,
+                None => return Err(format!("{kernel} has no constant {name}")),
+            }
+        }
+        if groups.contains(&0) || groups[1].max(groups[2]) > 65535 {
+            return Err(format!("{kernel} with a grid of {groups:?}"));
+        }
+        let mut touches = Vec::new();
+        args.fields(&mut |_, field| {
+            let (p, write) = match field {
+                Field::Read(p) => (p, false),
+                Field::Write(p) => (p, true),
+                _ => return,
+            };
+            if !matches!(p.buffer, Buffer::None | Buffer::Step | Buffer::Rows | Buffer::Weight(_) | Buffer::Tables) {
+                touches.push(Touch { buffer: p.buffer, range: p.offset..p.offset + p.len, write });
+            }
+        });
+        let mut relocations = Vec::new();
+        let bytes = args.encode(&mut |at, p| relocations.push((at, p)));
+        let constants = constants.into_iter().map(|c| c.1).collect();
+        Ok(Launch { op, kernel, constants, args: bytes, relocations, groups, touches })
+    }
+}
+
+/// What a device can do, as far as lowering cares.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Features {
+    /// Threads of a wave (subgroup); whole waves only. 1: no wave operations.
+    pub wave: u32,
+    /// Half conversions in hardware keep subnormals.
+    pub half_hw: bool,
+    /// Four-way int8 dot products are accelerated. Without, f32 kernels are chosen for matrices of many rows.
+    pub int_dot: bool,
+    /// Cooperative matrix f16 x f16 -> f32 with 16x16x16 tiles.
+    pub coop_f16: bool,
+    /// Workgroup memory, bytes.
+    pub shared_bytes: u32,
+    /// The most threads of a workgroup.
+    pub max_threads: u32,
+}
+
+/// A Plan lowered for a bucket: what a device runs, again and again, on step buffers that differ.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Program {
+    /// The Plan as it runs, after levers and lowering.
+    pub plan: Plan,
+    /// Levels and the arena: `schedule.ranges` are the bytes of inputs and outputs.
+    pub schedule: Schedule,
+    /// Bytes of the arena, scratch included.
+    pub arena_bytes: u64,
+    /// The launches in order.
+    pub launches: Vec<Launch>,
+    /// Is there a barrier before launch i? See [`super::barriers`].
+    pub barriers: Vec<bool>,
+    /// The first launch of the output head, which runs once a chunk of output rows (`launches.len()` without a head).
+    pub head: usize,
+    /// What the step buffer holds.
+    pub step: StepLayout,
+}
