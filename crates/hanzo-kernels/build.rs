@@ -61,7 +61,7 @@ fn run() -> Result<()> {
         Ok(text)
     };
     let vulkan = prelude("PRELUDE_VULKAN", "vulkan.h")?;
-    let math = prelude("MATH", "math.kc")?;
+    let common = [prelude("MATH", "math.kc")?, prelude("BLOCK", "block.kc")?];
     for (constant, file) in [("CUDA", "cuda.h"), ("HIP", "hip.h"), ("MSL", "msl.h"), ("HOST", "host.h")] {
         prelude(&format!("PRELUDE_{constant}"), file)?;
     }
@@ -88,7 +88,7 @@ fn run() -> Result<()> {
     sources.push_str("];\n");
     std::fs::write(out.join("sources.rs"), sources)?;
     std::fs::write(out.join("args.rs"), args(&ops)?)?;
-    std::fs::write(out.join("spirv.bin"), modules(&ops, &formats, &vulkan, &math, &out)?)?;
+    std::fs::write(out.join("spirv.bin"), modules(&ops, &formats, &vulkan, &common, &out)?)?;
     Ok(())
 }
 
@@ -147,7 +147,7 @@ fn hash(text: &str) -> u64 {
 }
 
 /// Every module, deflated: for each its key's length, key, words, then the words.
-fn modules(ops: &[OpFile], formats: &[FormatFile], prelude: &str, math: &str, out: &Path) -> Result<Vec<u8>> {
+fn modules(ops: &[OpFile], formats: &[FormatFile], prelude: &str, common: &[String; 2], out: &Path) -> Result<Vec<u8>> {
     let mut jobs = Vec::new();
     for op in ops.iter().filter(|o| o.backend.as_deref().is_none_or(|b| b == Target::Glsl.name())) {
         let with: Vec<Option<&FormatFile>> = match op.formats {
@@ -156,7 +156,7 @@ fn modules(ops: &[OpFile], formats: &[FormatFile], prelude: &str, math: &str, ou
         };
         for f in with {
             let words = f.and_then(|f| f.table.as_deref()).map_or(0, |t| tables::codebook(t).len() as u32);
-            let text = assemble::print(Target::Glsl, op, f, prelude, math, words);
+            let text = assemble::print(Target::Glsl, op, f, prelude, [&common[0], &common[1]], words);
             jobs.push((assemble::key(op, f), text));
         }
     }

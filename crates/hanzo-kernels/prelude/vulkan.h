@@ -4,6 +4,9 @@
 #extension GL_EXT_shader_explicit_arithmetic_types_int64 : require
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_EXT_integer_dot_product : require
+#extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
+#extension GL_KHR_memory_scope_semantics : require
+#extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_arithmetic : require
 #extension GL_KHR_shader_subgroup_shuffle : require
@@ -107,6 +110,7 @@ struct Floats { f32x4 v0; f32x4 v1; f32x4 v2; f32x4 v3; f32x4 v4; f32x4 v5; f32x
     uint u = floatBitsToUint(x); \
     uint sign = (u >> 16) & 0x8000u; \
     uint a = u & 0x7fffffffu; \
+    if (HALF_HW != 0u) return packHalf2x16(vec2(x, 0.0f)); \
     if (a > 0x7f800000u) return sign | 0x7e00u; \
     if (a >= 0x47800000u) return sign | 0x7c00u; \
     if (a < 0x38800000u) { \

@@ -14,8 +14,12 @@ pub struct Layout {
     pub row_blocks: u64,
     /// Byte offset of each plane; planes that are not there lie at 0.
     pub offsets: [u64; 4],
-    /// Bytes of the whole weight.
+    /// Bytes of the planes.
     pub bytes: u64,
+    /// Byte offset, behind the planes, of one f32 a row: the powers of two of op `row_scale`, for devices with matrix units.
+    pub row_scales: u64,
+    /// Bytes with the row scales.
+    pub bytes_with_scales: u64,
 }
 
 impl Layout {
@@ -46,5 +50,6 @@ pub fn layout(format: Format, rows: usize, cols: usize) -> Option<Layout> {
         *offset = at;
         at += (blocks * u64::from(*bytes)).next_multiple_of(PLANE_ALIGN);
     }
-    Some(Layout { blocks, row_blocks, offsets, bytes: at })
+    let bytes_with_scales = at + 4 * rows as u64;
+    Some(Layout { blocks, row_blocks, offsets, bytes: at, row_scales: at, bytes_with_scales })
 }

@@ -115,7 +115,7 @@ pub fn text(key: Key, target: Target) -> Option<String> {
         Target::Host => sources::PRELUDE_HOST,
     };
     let words = format.and_then(|f| f.table.as_deref()).map_or(0, |t| tables::codebook(t).len() as u32);
-    Some(assemble::print(target, op, format, prelude, sources::MATH, words))
+    Some(assemble::print(target, op, format, prelude, [sources::MATH, sources::BLOCK], words))
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Prints a kernel's whole text for a target: constants, prelude, math, format, entry and body.
 
-use super::{ArgKind, FormatFile, OpFile, key};
+use super::{ArgKind, Class, FormatFile, OpFile, key};
 use std::fmt::Write;
 
 /// The language a kernel is printed in.
@@ -39,16 +39,17 @@ fn entry_name(op: &OpFile, format: Option<&FormatFile>) -> String {
     key(op, format).replace('.', "_")
 }
 
-/// The text of `op` with `format` for a target. `prelude` is the target's prelude and `math` the common functions;
-/// `table_words` are the u32 words of the format's codebook.
+/// The text of `op` with `format` for a target. `prelude` is the target's prelude, `common` are the functions that every
+/// backend shares: `math.kc` and, for block formats, `block.kc`; `table_words` are the u32 words of the format's codebook.
 pub fn print(
     target: Target,
     op: &OpFile,
     format: Option<&FormatFile>,
     prelude: &str,
-    math: &str,
+    common: [&str; 2],
     table_words: u32,
 ) -> String {
+    let [math, block] = common;
     let grid = op.grid && table_words > 0;
     let mut out = String::new();
     let entry = match target {
@@ -67,6 +68,9 @@ pub fn print(
     if let Some(f) = format {
         let _ = writeln!(out, "\n// format {}", f.name);
         out.push_str(&f.body);
+        if f.class == Class::Block {
+            out.push_str(block);
+        }
     }
     let _ = writeln!(out, "\n// op {}", op.name);
     out.push_str(&op.body.replacen("KERNEL {", &entry, 1));

@@ -239,6 +239,13 @@ impl Lowering<'_> {
         Ok(Weight { base, planes: layout.planes(), table: tables(x.format) })
     }
 
+    /// One power of two a row of a matrix (op `row_scale`), on devices with matrix units.
+    pub fn row_scales(&self, w: WeightId) -> Result<Ptr> {
+        let x = self.plan.wt(w);
+        let base = self.weight(w)?.base;
+        Ok(Ptr { offset: base.len, len: 4 * (x.experts * x.rows) as u64, ..base })
+    }
+
     /// A vector (or any weight that is no matrix): plain f32, `[experts, rows, cols]`.
     pub fn vector(&self, w: WeightId) -> Ptr {
         let x = self.plan.wt(w);
