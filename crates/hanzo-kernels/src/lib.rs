@@ -11,6 +11,7 @@ pub mod assemble;
 #[cfg(all(unix, feature = "host"))]
 pub mod host;
 mod layout;
+pub mod run;
 pub mod tables;
 
 pub use archive::{spirv, spirv_bytes};
