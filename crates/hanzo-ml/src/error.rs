@@ -41,6 +41,14 @@ pub enum Error {
         /// What is wrong, and the accepted values.
         what: String,
     },
+    /// A device or its driver that failed, or was lost.
+    #[error("{backend}: {what}")]
+    Device {
+        /// The backend's name.
+        backend: &'static str,
+        /// What failed, and what could be done about it.
+        what: String,
+    },
     /// Memory could not be had.
     #[error("out of memory: {0}")]
     Memory(String),

@@ -18,3 +18,4 @@ pub mod settings;
 pub use error::Error;
 
 pub mod cpu;
+pub mod vulkan;
