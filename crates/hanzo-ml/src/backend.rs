@@ -108,6 +108,11 @@ pub trait Executable: Send {
 pub trait Backend: Send + Sync {
     /// Name, as in `--device`: `cpu`, `cuda:0`.
     fn name(&self) -> &str;
+    /// Unit roundoff of what its matrix units read instead of f32 or int8 (2^-11 for f16), 0 if it has none: part of the
+    /// bound that oracles hold its contractions to.
+    fn staging(&self) -> f64 {
+        0.0
+    }
     /// Makes a Plan's weights resident.
     fn load(&self, plan: &Plan, source: &dyn WeightSource) -> Result<Arc<dyn Weights>>;
     /// Allocates `pages[g]` pages a group (page 0 is padding) and `slots[s]` slots a state.

@@ -340,6 +340,8 @@ pub fn run_backend(
 pub struct Reference<'a> {
     case: &'a Case,
     weights: Weights,
+    /// See [`Backend::staging`].
+    staging: f64,
     /// One array an output, one list a step; none where the answer depends on the keys a backend stored.
     fixed: Option<Vec<Vec<Array>>>,
 }
@@ -347,9 +349,14 @@ pub struct Reference<'a> {
 impl<'a> Reference<'a> {
     /// Works out a case.
     pub fn new(case: &'a Case) -> Result<Reference<'a>> {
+        Reference::with_staging(case, 0.0)
+    }
+
+    /// As [`Reference::new`], for backends whose [`Backend::staging`] is at most this.
+    pub fn with_staging(case: &'a Case, staging: f64) -> Result<Reference<'a>> {
         case.plan.check()?;
         let weights = Weights::load(&case.plan, &case.tensors)?;
-        let mut r = Reference { case, weights, fixed: None };
+        let mut r = Reference { case, weights, staging, fixed: None };
         match case.bound {
             Bound::Noise { draws } => r.fixed = Some(r.noise_null(draws)),
             Bound::Carried if case.plan.groups.is_empty() => r.fixed = Some(r.interpret(After::Keep)),
@@ -368,6 +375,7 @@ impl<'a> Reference<'a> {
         let case = self.case;
         let mut memory = Memory::new(&case.plan, &case.pages, &case.slots);
         let mut interp = Interpreter::new(&case.plan, &self.weights, case.precision);
+        interp.staging = self.staging;
         interp.after = after;
         let mut all = Vec::new();
         for step in &case.steps {
@@ -423,6 +431,7 @@ impl<'a> Reference<'a> {
                 None => {
                     // The interpreter checks what was stored, then works on the same keys and values.
                     let mut follower = Interpreter::new(&case.plan, &self.weights, case.precision);
+                    follower.staging = self.staging;
                     follower.storing = Storing::Follow(theirs);
                     step.with_batch(|b| follower.run(b, &self.inputs(step), &mut memory));
                     for (error, bound) in follower.stored.drain(..) {

@@ -167,7 +167,8 @@ fn run_case(
     backends: &[&dyn Backend],
     options: &GateOptions,
 ) {
-    let reference = match Reference::new(case) {
+    let staging = backends.iter().map(|b| b.staging()).fold(0.0, f64::max);
+    let reference = match Reference::with_staging(case, staging) {
         Ok(r) => r,
         Err(e) => {
             let found = Measured { failure: Some(e.to_string()), ..Measured::default() };

@@ -57,6 +57,8 @@ pub struct Interpreter<'a> {
     plan: &'a Plan,
     weights: &'a Weights,
     precision: Precision,
+    /// Unit roundoff of what the backend's matrix units read, 0 for none: see [`crate::backend::Backend::staging`].
+    pub staging: f64,
     /// What stores do.
     pub storing: Storing<'a>,
     /// What happens between ops.
@@ -73,6 +75,7 @@ impl<'a> Interpreter<'a> {
             plan,
             weights,
             precision,
+            staging: 0.0,
             storing: Storing::Own,
             after: After::Keep,
             stored: Vec::new(),

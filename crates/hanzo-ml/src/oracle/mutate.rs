@@ -244,13 +244,14 @@ fn try_weight_fault(
     rng: &mut Rng,
 ) -> Vec<(Fate, String)> {
     let all = |how: String| vec![(Fate::Survived, how); backends.len()];
-    let truth = match Reference::new(case) {
+    let staging = backends.iter().map(|b| b.staging()).fold(0.0, f64::max);
+    let truth = match Reference::with_staging(case, staging) {
         Ok(t) => t,
         Err(e) => return all(e.to_string()),
     };
     for _ in 0..DRAWS {
         let Some(given) = with_weight_fault(case, fault, format, rng) else { continue };
-        let Ok(corrupted) = Reference::new(&given) else { continue };
+        let Ok(corrupted) = Reference::with_staging(&given, staging) else { continue };
         let distance = truth.distance(&corrupted);
         if distance.is_nan() || distance <= 2.0 {
             continue;
@@ -427,7 +428,8 @@ fn try_step_fault(fault: &StepFault, backends: &[&dyn Backend], seed: u64) -> Ve
             if !planted.is_empty() || !(fault.plant)(&mut given) {
                 return;
             }
-            let truth = Reference::new(&case);
+            let staging = backends.iter().map(|b| b.staging()).fold(0.0, f64::max);
+            let truth = Reference::with_staging(&case, staging);
             planted.extend(backends.iter().map(|backend| {
                 let (fate, how) = match &truth {
                     Ok(truth) => fate(truth, &case, &given, *backend),

@@ -46,13 +46,28 @@ pub(super) fn quantize(x: &Array) -> Array {
 /// With `|s c| + |m|` for the amplitude of a weight, the bound is
 /// `sum |w| e_x + (n + PER_TERM) u sum amplitude |x|`: a product passes at most n - 1 additions. An int8 kernel sums
 /// groups of at least 16 exactly in integers, two sums (codes, and activations for the minimum) a group: n = k / 8.
-fn dot(x: &[Num], w: &[f64], amplitude: Option<&[f64]>, integers: bool) -> Num {
-    let additions = if integers { (x.len() / 8) as f64 } else { x.len() as f64 };
+///
+/// A matrix unit (`staging` > 0) reads both factors rounded once more: `2 staging sum |w x|`. Its sums are of single products,
+/// and each addition may lose a unit in the last place instead of half of one: 2 n roundings. Factors are scaled so that
+/// the largest of a row is at least 2^14: what is rounded as a subnormal half is off by 2^-39 of it at most.
+fn dot(x: &[Num], w: &[f64], amplitude: Option<&[f64]>, integers: bool, staging: f64) -> Num {
+    let terms = x.len() as f64;
+    let additions = match integers {
+        _ if staging > 0.0 => 2.0 * terms,
+        true => (x.len() / 8) as f64,
+        false => terms,
+    };
     let (mut v, mut e, mut size) = (0.0, 0.0, 0.0);
+    let (mut products, mut tops) = (0.0, (0.0f64, 0.0f64));
     for (i, (x, w)) in x.iter().zip(w).enumerate() {
         v += x.v * w;
         e += x.e * w.abs();
         size += x.magnitude() * amplitude.map_or(w.abs(), |a| a[i]);
+        products += x.magnitude() * w.abs();
+        tops = (tops.0.max(x.magnitude()), tops.1.max(w.abs()));
+    }
+    if staging > 0.0 {
+        e += (2.0 + staging) * staging * products + 2.0 * terms * tops.0 * tops.1 * (-39f64).exp2();
     }
     Num { v, e: e + (additions + PER_TERM) * U * size + additions * TINY }
 }
@@ -75,13 +90,16 @@ struct Activations {
     terms: Vec<Array>,
     /// Integers with a scale per block.
     integers: bool,
+    /// Unit roundoff of what a matrix unit reads; 0 for none.
+    staging: f64,
 }
 
 impl Activations {
     /// Row `r` times every row of an expert's matrix, plus its bias.
     fn times(&self, r: usize, w: &Matrix, expert: usize, bias: Option<&[Num]>) -> Vec<Num> {
         let one = |row: usize| {
-            let product = |x: &Array| dot(x.row(r), w.row(expert, row), w.amplitude(expert, row), self.integers);
+            let product =
+                |x: &Array| dot(x.row(r), w.row(expert, row), w.amplitude(expert, row), self.integers, self.staging);
             let y = self.terms.iter().map(product).reduce(|a, b| a + b).unwrap_or_default();
             bias.map_or(y, |b| y + b[expert * w.rows + row])
         };
@@ -96,13 +114,16 @@ impl Interpreter<'_> {
         let value = self.plan.val(x);
         let block = self.weights.get(w).format.is_block();
         let plain = self.value(x);
+        let staging = self.staging;
         match self.precision {
-            _ if value.dtype == DType::Q8 => Activations { terms: vec![plain.clone()], integers: true },
+            _ if value.dtype == DType::Q8 => Activations { terms: vec![plain.clone()], integers: true, staging },
+            // Too few rows for a matrix unit.
             Precision::Int8 if block && value.rows == Dim::Out => {
-                Activations { terms: quantize_twice(plain).into(), integers: true }
+                Activations { terms: quantize_twice(plain).into(), integers: true, staging: 0.0 }
             }
-            Precision::Int8 if block => Activations { terms: vec![quantize(plain)], integers: true },
-            _ => Activations { terms: vec![plain.clone()], integers: false },
+            Precision::Int8 if block => Activations { terms: vec![quantize(plain)], integers: true, staging },
+            Precision::Int8 => Activations { terms: vec![plain.clone()], integers: false, staging },
+            Precision::Exact => Activations { terms: vec![plain.clone()], integers: false, staging: 0.0 },
         }
     }
 
