@@ -8,8 +8,8 @@ use hanzo_gguf::formats::tables;
 /// * `iq2_*_grid` (rows of 8 bytes): the first halves of all rows, then the second halves, so that each of a row's two
 ///   words is found from its number by one offset and random rows spread over all banks of shared memory.
 /// * `iq3_*_grid` (rows of 4 bytes): a word a row.
-/// * `iq1_s_grid` (rows of 8 ternary points): a word a row; `point + 1` of element `j` (`j < 4`) in nibble `2 j`, of
-///   element `4 + j` in nibble `2 j + 1`.
+/// * `iq1_s_grid` (rows of 8 ternary points): a word a row; element `j` (`j < 4`) is nibble `2 j`, element `4 + j` nibble
+///   `2 j + 1`; a nibble's high two bits are `floor(point + 1/8)` and its low two `floor(point - 1/8)`, in two's complement.
 pub fn codebook(name: &str) -> Vec<u32> {
     match name {
         "iq1_s_grid" => tables::IQ1_S_GRID.iter().map(|&row| ternary(row)).collect(),
@@ -28,10 +28,10 @@ fn halves(rows: &[u64]) -> Vec<u32> {
     low.chain(rows.iter().map(|&row| (row >> 32) as u32)).collect()
 }
 
-/// Eight bytes of -1, 0 or 1 as nibbles of 0, 1 or 2, the elements 0 to 3 and 4 to 7 taking turns.
+/// Eight bytes of -1, 0 or 1 as nibbles, the elements 0 to 3 and 4 to 7 taking turns.
 fn ternary(row: u64) -> u32 {
-    let digits = row.to_le_bytes().map(|point| u32::from(point.wrapping_add(1)));
-    (0..4).fold(0, |word, j| word | digits[j] << (8 * j) | digits[4 + j] << (8 * j + 4))
+    let nibbles = row.to_le_bytes().map(|point| u32::from(point & 3) << 2 | u32::from(point.wrapping_sub(1) & 3));
+    (0..4).fold(0, |word, j| word | nibbles[j] << (8 * j) | nibbles[4 + j] << (8 * j + 4))
 }
 
 #[cfg(test)]
@@ -52,10 +52,13 @@ mod tests {
         let grid = codebook("iq1_s_grid");
         assert_eq!(grid.len(), 2048);
         for (word, row) in grid.iter().zip(tables::IQ1_S_GRID) {
-            let low = (word & 0x0f0f_0f0f).to_le_bytes();
-            let high = (word >> 4 & 0x0f0f_0f0f).to_le_bytes();
-            let points = [low, high].concat();
-            assert!(points.iter().zip(row.to_le_bytes()).all(|(&digit, point)| digit as i8 - 1 == point as i8));
+            for (j, point) in row.to_le_bytes().into_iter().enumerate() {
+                let nibble = word >> (8 * (j % 4) + j / 4 * 4) & 15;
+                // As the tops of signed nibbles.
+                let up = ((nibble & 12) << 4) as u8 as i8 >> 6;
+                let down = ((nibble & 3) << 6) as u8 as i8 >> 6;
+                assert_eq!((up, down), (point as i8, point as i8 - 1));
+            }
         }
     }
 
