@@ -83,6 +83,40 @@ pub struct OpTime {
     pub seconds: f64,
 }
 
+/// Time spent in one kernel launch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KernelTime {
+    /// Index of its op in the compiled Plan.
+    pub op: usize,
+    /// The kernel, as `matvec.q4_k`.
+    pub kernel: String,
+    /// Workgroups.
+    pub groups: [u32; 3],
+    /// Seconds in the last step.
+    pub seconds: f64,
+}
+
+/// What the last step cost: its kernels, and all that is around them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StepReport {
+    /// Kernels launched.
+    pub dispatches: usize,
+    /// Barriers among them.
+    pub barriers: usize,
+    /// Submissions to the device.
+    pub submissions: usize,
+    /// Seconds the host took to write the step's data and to record commands (if it had to).
+    pub record: f64,
+    /// Seconds the host took to submit.
+    pub submit: f64,
+    /// Seconds the host waited for the device.
+    pub wait: f64,
+    /// Seconds the device took from the first kernel to the last, if it was profiled.
+    pub gpu: Option<f64>,
+    /// Time per launch, if it was profiled.
+    pub kernels: Vec<KernelTime>,
+}
+
 /// A compiled Plan.
 pub trait Executable: Send {
     /// The Plan as it runs, after rewrites and lowering.
@@ -102,6 +136,12 @@ pub trait Executable: Send {
     fn profile(&self) -> Vec<OpTime>;
     /// Turns profiling on or off.
     fn set_profile(&mut self, on: bool);
+    /// What the last step cost, on a device with something to tell.
+    fn report(&self) -> Option<StepReport> {
+        None
+    }
+    /// Fills the arena with NaN before each step, on a device that can: what is read before it is written shows.
+    fn set_poison(&mut self, _on: bool) {}
 }
 
 /// A device family.

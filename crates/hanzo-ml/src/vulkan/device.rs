@@ -5,17 +5,21 @@ use super::commands::OneShots;
 use super::error::{NAME, device as broken, failed};
 use super::instance::Instance;
 use super::memory::Heaps;
-use super::physical::{DeviceInfo, pick};
+use super::physical::{DeviceInfo, DeviceKind, pick};
 use super::pipelines::Pipelines;
 use crate::error::{Error, Result};
 use ash::{ext, khr, vk};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The most command buffers of one submission.
 pub(super) const MAX_COMMANDS: usize = 8;
+
+/// A wait for a step does not sleep for less.
+const SHORTEST_SLEEP: Duration = Duration::from_micros(300);
+/// Nor counts on a step of more.
+const LONGEST_SLEEP: Duration = Duration::from_millis(50);
 
 /// A queue and the semaphore that counts its submissions.
 pub(super) struct Queue {
@@ -52,8 +56,6 @@ pub struct Device {
     transfer: Option<Queue>,
     fault: Option<ext::device_fault::Device>,
     lost: OnceLock<String>,
-    /// Nanoseconds the last long wait took: how long the next may sleep before it spins.
-    expected: AtomicU64,
     pub(super) instance: Arc<Instance>,
 }
 
@@ -101,7 +103,6 @@ impl Device {
             transfer,
             fault,
             lost: OnceLock::new(),
-            expected: AtomicU64::new(0),
             raw,
             instance,
         }))
@@ -169,28 +170,33 @@ impl Device {
         unsafe { self.raw.wait_semaphores(&info, u64::MAX) }.map_err(|r| self.error(r, "finish its work"))
     }
 
-    /// Waits like [`Device::wait`], for a step's end: sleeps most of the time that the last one took, then polls, so that
-    /// waking up costs no scheduler's delay; a step that takes far longer is slept through. On a CPU device it only
-    /// sleeps: the cores have work to do.
-    pub(super) fn wait_step(&self, value: u64) -> Result<()> {
+    /// Waits for all that was submitted on the compute queue.
+    pub(super) fn settle(&self) -> Result<()> {
+        let last = *self.compute.last.lock().unwrap_or_else(PoisonError::into_inner);
+        self.wait(&self.compute, last)
+    }
+
+    /// Waits like [`Device::wait`], for a step's end: sleeps most of the time that the last one took (`expected`), then
+    /// polls, so that waking up costs no scheduler's delay; a step that takes far longer is slept through. On a CPU device
+    /// it only sleeps: the cores have work to do.
+    pub(super) fn wait_step(&self, value: u64, expected: &mut Duration) -> Result<()> {
         self.alive()?;
         let queue = &self.compute;
-        if self.info.kind == super::physical::DeviceKind::Cpu {
+        if self.info.kind == DeviceKind::Cpu {
             return self.wait(queue, value);
         }
         let start = Instant::now();
-        let expected = Duration::from_nanos(self.expected.load(Ordering::Relaxed)).min(Duration::from_millis(50));
         let (semaphores, values) = ([queue.timeline], [value]);
         let info = vk::SemaphoreWaitInfo::default().semaphores(&semaphores).values(&values);
-        let sleep = expected * 3 / 4;
-        if sleep > Duration::from_micros(200) {
+        let sleep = *expected * 3 / 4;
+        if sleep > SHORTEST_SLEEP {
             // SAFETY: live handles.
             match unsafe { self.raw.wait_semaphores(&info, sleep.as_nanos() as u64) } {
                 Ok(()) | Err(vk::Result::TIMEOUT) => {}
                 Err(r) => return Err(self.error(r, "finish its work")),
             }
         }
-        let limit = expected * 2 + Duration::from_micros(500);
+        let limit = *expected * 2 + SHORTEST_SLEEP;
         loop {
             // SAFETY: a live handle.
             let now = unsafe { self.raw.get_semaphore_counter_value(queue.timeline) };
@@ -203,7 +209,7 @@ impl Device {
             }
             std::hint::spin_loop();
         }
-        self.expected.store(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        *expected = start.elapsed().min(LONGEST_SLEEP);
         Ok(())
     }
 

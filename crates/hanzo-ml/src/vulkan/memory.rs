@@ -371,11 +371,6 @@ impl Buffer {
         Ok(Buffer { device: Arc::clone(device), of, block, handle, memory, offset, bytes, address, ptr })
     }
 
-    /// The device it is on.
-    pub fn device(&self) -> &Arc<Device> {
-        &self.device
-    }
-
     /// Bytes asked for.
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -406,6 +401,27 @@ impl Buffer {
     pub fn mapped(&self) -> Option<&[u8]> {
         // SAFETY: as `mapped_mut`.
         self.ptr.map(|p| unsafe { std::slice::from_raw_parts(p.0.as_ptr(), self.bytes as usize) })
+    }
+
+    /// As words, to write; empty for memory of the device alone.
+    pub fn words_mut(&mut self) -> &mut [u32] {
+        let Some(m) = self.mapped_mut() else { return &mut [] };
+        // SAFETY: any bits are a word; the prefix is empty, since buffers are 256-byte aligned in page-aligned mappings.
+        unsafe { m.align_to_mut().1 }
+    }
+
+    /// As floats, to write.
+    pub fn floats_mut(&mut self) -> &mut [f32] {
+        let Some(m) = self.mapped_mut() else { return &mut [] };
+        // SAFETY: any bits are a float; as `words_mut`.
+        unsafe { m.align_to_mut().1 }
+    }
+
+    /// As floats, to read after [`Buffer::refresh`].
+    pub fn floats(&self) -> &[f32] {
+        let Some(m) = self.mapped() else { return &[] };
+        // SAFETY: any bits are a float; as `words_mut`.
+        unsafe { m.align_to().1 }
     }
 
     /// Makes what the device wrote visible to the host (nothing to do where memory is coherent).

@@ -95,8 +95,8 @@ pub struct DeviceInfo {
     pub int_dot: bool,
     /// Are 16-bit float arithmetic and storage there?
     pub f16: bool,
-    /// Are subnormal f32 kept?
-    pub subnormals: bool,
+    /// Are subnormal halves kept?
+    pub subnormal_halves: bool,
     /// Cooperative-matrix products of a subgroup.
     pub matrices: Vec<MatrixShape>,
     /// A queue family that only copies.
@@ -296,7 +296,7 @@ fn describe(instance: &Instance, p: vk::PhysicalDevice) -> Result<DeviceInfo> {
         max_threads: props.limits.max_compute_work_group_invocations.min(props.limits.max_compute_work_group_size[0]),
         int_dot: yes(p13.integer_dot_product4x8_bit_packed_signed_accelerated),
         f16: yes(f12.shader_float16) && yes(f11.storage_buffer16_bit_access),
-        subnormals: yes(p12.shader_denorm_preserve_float32),
+        subnormal_halves: yes(p12.shader_denorm_preserve_float16),
         matrices,
         transfer_queue: families.transfer.is_some(),
         missing: needs.iter().filter(|n| !n.0).map(|n| n.1).collect(),

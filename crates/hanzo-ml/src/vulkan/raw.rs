@@ -115,7 +115,7 @@ impl Gpu {
             if args > ARGS || args % 4 != 0 {
                 return Err(unsupported(format!("{args} bytes of arguments; at most {ARGS}, a multiple of 4")));
             }
-            if groups.iter().any(|g| *g == 0) {
+            if groups.contains(&0) {
                 return Err(unsupported(format!("a launch of {groups:?} workgroups")));
             }
         }

@@ -1,0 +1,112 @@
+//! A Vulkan device as a [`Backend`].
+
+use super::cache::VulkanCache;
+use super::device::{Device, VulkanOptions};
+use super::error::{NAME, unsupported};
+use super::executable::VulkanExecutable;
+use super::physical::{Component, DeviceInfo, DeviceKind};
+use super::weights::VulkanWeights;
+use crate::backend::{Backend, Cache, CompileOptions, Executable, WeightSource, Weights};
+use crate::error::Result;
+use crate::gpu::{self, Features};
+use crate::plan::Plan;
+use std::sync::Arc;
+
+/// Subgroup size to ask for where there is a choice.
+const WAVE: u32 = 32;
+
+/// A Vulkan device that runs Plans.
+pub struct VulkanBackend {
+    device: Arc<Device>,
+    features: Features,
+    name: String,
+}
+
+impl VulkanBackend {
+    /// Opens device `index`, as in `--device vulkan:0`.
+    ///
+    /// # Errors
+    /// If there is no loader, no such device, or it lacks something; the message names what and the remedy.
+    pub fn open(index: usize, options: &VulkanOptions) -> Result<VulkanBackend> {
+        let device = Device::open(index, options)?;
+        let features = features(device.info());
+        Ok(VulkanBackend { device, features, name: format!("{NAME}:{index}") })
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// What kernels are chosen by.
+    pub fn features(&self) -> &Features {
+        &self.features
+    }
+
+    /// The same device with some features masked: how tests and levers run the kernels of lesser devices.
+    pub fn with_features(mut self, features: Features) -> VulkanBackend {
+        self.features = features;
+        self
+    }
+}
+
+/// What lowering wants to know of a device.
+pub(super) fn features(info: &DeviceInfo) -> Features {
+    let (min, max) = info.wave_range;
+    let choice = info.kind != DeviceKind::Cpu && min <= WAVE && WAVE <= max;
+    Features {
+        wave: if choice { WAVE } else { info.wave },
+        half_hw: info.subnormal_halves,
+        int_dot: info.int_dot,
+        coop_f16: info
+            .matrices
+            .iter()
+            .any(|s| (s.m, s.n, s.k) == (16, 16, 16) && s.input == Component::F16 && s.result == Component::F32),
+        shared_bytes: info.shared_bytes,
+        max_threads: info.max_threads,
+    }
+}
+
+/// An op's specialization constants at their defaults, on a device.
+pub(super) fn constants(op: &str, info: &DeviceInfo) -> Vec<u32> {
+    let features = features(info);
+    let value = |(name, default): (String, u32)| match name.as_str() {
+        "WAVE" => features.wave,
+        "HALF_HW" => u32::from(features.half_hw),
+        _ => default,
+    };
+    hanzo_kernels::constants(op).into_iter().map(value).collect()
+}
+
+impl Backend for VulkanBackend {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn staging(&self) -> f64 {
+        // Cooperative matrices read f16.
+        if self.features.coop_f16 { 2f64.powi(-11) } else { 0.0 }
+    }
+
+    fn load(&self, plan: &Plan, source: &dyn WeightSource) -> Result<Arc<dyn Weights>> {
+        Ok(Arc::new(VulkanWeights::load(&self.device, plan, source)?))
+    }
+
+    fn alloc(&self, plan: &Plan, pages: &[usize], slots: &[usize]) -> Result<Box<dyn Cache>> {
+        Ok(Box::new(VulkanCache::new(&self.device, plan, pages, slots)?))
+    }
+
+    fn compile(
+        &self,
+        plan: &Plan,
+        options: &CompileOptions,
+        weights: &Arc<dyn Weights>,
+    ) -> Result<Box<dyn Executable>> {
+        let bound = weights.as_any().downcast_ref::<VulkanWeights>();
+        let Some(bound) = bound.filter(|w| Arc::ptr_eq(w.device(), &self.device)) else {
+            return Err(unsupported("these weights were loaded by another backend".into()));
+        };
+        let program = gpu::lower::program(plan, options, &self.features, &|w| bound.vector(w))?;
+        Ok(Box::new(VulkanExecutable::new(&self.device, weights, program, options)?))
+    }
+}
