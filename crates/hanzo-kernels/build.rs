@@ -55,15 +55,17 @@ fn run() -> Result<()> {
     println!("cargo::rerun-if-changed=prelude");
 
     let mut sources = String::new();
-    let mut prelude = |constant: &str, file: &str| -> Result<String> {
-        let text = std::fs::read_to_string(root.join("prelude").join(file)).unwrap_or_default();
-        writeln!(sources, "/// `prelude/{file}`.\npub const {constant}: &str = {text:?};")?;
+    let mut prelude = |constant: &str, files: &[&str]| -> Result<String> {
+        let texts = files.iter().map(|f| std::fs::read_to_string(root.join("prelude").join(f)).unwrap_or_default());
+        let text: String = texts.collect();
+        writeln!(sources, "/// `prelude/`: {}.\npub const {constant}: &str = {text:?};", files.join(", "))?;
         Ok(text)
     };
-    let vulkan = prelude("PRELUDE_VULKAN", "vulkan.h")?;
-    let common = [prelude("MATH", "math.kc")?, prelude("BLOCK", "block.kc")?];
+    let vulkan = prelude("PRELUDE_VULKAN", &["vulkan.h"])?;
+    // What kernels share: functions of numbers, and the rows of the key/value cache.
+    let common = [prelude("MATH", &["math.kc", "cache.kc"])?, prelude("BLOCK", &["block.kc"])?];
     for (constant, file) in [("CUDA", "cuda.h"), ("HIP", "hip.h"), ("MSL", "msl.h"), ("HOST", "host.h")] {
-        prelude(&format!("PRELUDE_{constant}"), file)?;
+        prelude(&format!("PRELUDE_{constant}"), &[file])?;
     }
 
     let mut ops = Vec::new();

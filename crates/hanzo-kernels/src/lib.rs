@@ -8,6 +8,7 @@
 mod archive;
 pub mod args;
 pub mod assemble;
+pub mod cache;
 #[cfg(all(unix, feature = "host"))]
 pub mod host;
 mod layout;
