@@ -12,6 +12,7 @@ pub mod error;
 pub mod gpu;
 pub mod levers;
 pub mod oracle;
+pub mod placement;
 pub mod plan;
 pub mod settings;
 

@@ -1,6 +1,6 @@
 //! Shape, dtype and order checks: a Plan that passes can be compiled without asking again.
 
-use super::{DType, Dim, Member, Op, Plan, RouteSpec, ValueId, WeightId};
+use super::{DType, DeviceId, Dim, Member, Op, Plan, RouteSpec, ValueId, WeightId};
 use crate::error::{Error, Result};
 use crate::plan::op::{Access, CacheSlot};
 
@@ -122,6 +122,27 @@ impl Checker<'_> {
         Ok(())
     }
 
+    /// An op touches one device's memory; only copies and reductions reach across.
+    fn device(&self, op: &Op) -> Result<()> {
+        if matches!(op, Op::Copy { .. } | Op::AllReduce { .. }) {
+            return Ok(());
+        }
+        let mut first: Option<(DeviceId, &str)> = None;
+        let mut result = Ok(());
+        op.accesses(&mut |a| {
+            let (device, name) = match a {
+                Access::Read(v) | Access::Write(v) => (self.plan.val(v).device, self.name(v)),
+                Access::Weight(w) => (self.plan.wt(w).device, self.plan.wt(w).tensor.as_str()),
+                _ => return,
+            };
+            let (want, other) = *first.get_or_insert((device, name));
+            if want != device && result.is_ok() {
+                result = self.fail(format!("{other} is on device {} but {name} on device {}", want.0, device.0));
+            }
+        });
+        result
+    }
+
     fn op(&self, op: &Op) -> Result<()> {
         match op {
             Op::Embed { table, out, .. } => {
@@ -190,9 +211,8 @@ impl Checker<'_> {
                 self.ensure(!latent || spec.d_v <= spec.d_k, || "latent values are longer than the keys".into())?;
                 self.slot(spec.cache, spec.n_kv, spec.d_k, (!latent).then_some(spec.d_v))
             }
-            Op::Act { x, out, .. } | Op::Scale { x, out, .. } | Op::Softcap { x, out, .. } | Op::Copy { x, out } => {
-                self.same(*x, *out)
-            }
+            Op::Act { x, out, .. } | Op::Scale { x, out, .. } | Op::Softcap { x, out, .. } => self.same(*x, *out),
+            Op::Copy { x, out } => self.value(*out, self.rows(*x), self.cols(*x), self.plan.val(*x).dtype),
             Op::Glu { gate: a, up: b, out, .. } | Op::Add { a, b, out } => {
                 self.same(*a, *b)?;
                 self.same(*a, *out)
@@ -330,6 +350,7 @@ impl Plan {
             });
             order?;
             c.op(op)?;
+            c.device(op)?;
             let in_head = self.head.is_some_and(|h| index >= h);
             for v in op.writes() {
                 c.ensure((self.val(v).rows == Dim::Out) == in_head, || {

@@ -6,11 +6,13 @@
 
 mod check;
 mod cost;
+mod ids;
 pub mod op;
 pub mod schedule;
 pub mod value;
 
 pub use cost::Cost;
+pub use ids::IdMut;
 pub use op::{
     Access, Activation, AttentionSpec, CacheGroupId, CacheSlot, GluKind, Mask, Member, Op, RopeConvention, RopeSpec,
     RouteSpec, RouterScore, StateId, Store, Yarn,

@@ -35,17 +35,19 @@ struct Model<'r> {
     b: Builder,
     rng: &'r mut Rng,
     layer: u32,
+    /// Of tensor names: `blk.N.`, or nothing outside the layers.
+    prefix: String,
 }
 
 impl Model<'_> {
     fn matrix(&mut self, name: &str, format: Format, experts: usize, rows: usize, cols: usize) -> WeightId {
         let bytes = weights(format, experts * rows, cols, Draw::Usual, self.rng);
-        self.b.weight(&format!("blk.{}.{name}", self.layer), format, (experts, rows, cols), bytes)
+        self.b.weight(&format!("{}{name}.weight", self.prefix), format, (experts, rows, cols), bytes)
     }
 
     fn norm(&mut self, x: ValueId, name: &str, group: usize) -> ValueId {
         let w: Vec<f32> = (0..group).map(|_| 1.0 + 0.2 * self.rng.gauss() as f32).collect();
-        let weight = Some(self.b.vector(&format!("blk.{}.{name}", self.layer), &w));
+        let weight = Some(self.b.vector(&format!("{}{name}.weight", self.prefix), &w));
         let out = self.b.like(x, name);
         self.b.plan.push(Op::RmsNorm { x, weight, eps: 1e-6, group, out });
         out
@@ -146,7 +148,7 @@ impl Model<'_> {
 
 /// A transformer of two layers, the second with a window, and its prompt in chunks.
 fn model(moe: bool, chunk: usize, cache: Format, rng: &mut Rng) -> Case {
-    let mut m = Model { b: Builder::new(EMBD), rng, layer: 0 };
+    let mut m = Model { b: Builder::new(EMBD), rng, layer: 0, prefix: String::new() };
     m.b.plan.groups.push(CacheGroup {
         name: "all".into(),
         layers: LAYERS as usize,
@@ -161,7 +163,7 @@ fn model(moe: bool, chunk: usize, cache: Format, rng: &mut Rng) -> Case {
     let mut x = m.b.plan.value("embedding", Dim::Tokens, EMBD);
     m.b.plan.push(Op::Embed { table, scale: 1.0, out: x });
     for layer in 0..LAYERS {
-        m.layer = layer;
+        (m.layer, m.prefix) = (layer, format!("blk.{layer}."));
         let h = m.norm(x, "attn_norm", EMBD);
         let a = m.attention(h);
         x = m.add(x, a);
@@ -169,6 +171,7 @@ fn model(moe: bool, chunk: usize, cache: Format, rng: &mut Rng) -> Case {
         let f = if moe { m.experts(h) } else { m.dense(h) };
         x = m.add(x, f);
     }
+    m.prefix.clear();
     m.b.plan.head = Some(m.b.plan.ops.len());
     let last = m.b.plan.value("last", Dim::Out, EMBD);
     m.b.plan.push(Op::GatherRows { x, out: last });
