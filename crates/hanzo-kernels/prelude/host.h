@@ -535,5 +535,8 @@ extern "C" __attribute__((visibility("default"))) int hz_run(const hz::Buffer* b
       for (group_x = 0; group_x < groups[0] && !failed; group_x++, global_group++) run_group();
   for (u32 b = 0; b < n_bufs; b++) free(shadows[b]);
   free(shadows);
+  // Not kept: a guard page a thread adds up to more mappings than a process may have.
+  munmap(stacks, STACK * THREADS);
+  stacks = nullptr;
   return failed ? 1 : 0;
 }

@@ -140,6 +140,16 @@ pub const LEVERS: &[Lever] = &[
         kind: LeverKind::Rewrite(linear::moe_linear_pair),
     },
     Lever {
+        id: "glu_matvec",
+        reason: "gate, up and their glu in one kernel at few tokens: two launches and a barrier less a layer",
+        regimes: &[Regime::LaunchDecode, Regime::BusyDecode],
+        backends: &["vulkan"],
+        oracle: "feed_forward_numeric",
+        default_on: true,
+        changes_layout: false,
+        kind: LeverKind::Variant,
+    },
+    Lever {
         id: "quantize_fold",
         reason: "at up to four tokens each thread quantizes the activations it needs: one barrier less a contraction",
         regimes: &[Regime::LaunchDecode],

@@ -6,14 +6,29 @@
 use super::values;
 use crate::backend::CompileOptions;
 use crate::gpu::launch::Features;
-use crate::plan::{Op, Plan};
+use crate::plan::{Op, Plan, ValueId};
 
 /// The leader of every op: itself for most.
-pub(super) fn leaders(plan: &Plan, options: &CompileOptions, _features: &Features) -> Vec<usize> {
+pub(super) fn leaders(plan: &Plan, options: &CompileOptions, features: &Features) -> Vec<usize> {
     let mut leader: Vec<usize> = (0..plan.ops.len()).collect();
     let producers = plan.producers();
     let levers = options.levers;
+    let consumers = plan.consumers();
     for (i, op) in plan.ops.iter().enumerate() {
+        // A glu runs inside the projections that make its inputs.
+        if let Op::Glu { gate, up, out, .. } = op
+            && levers.on("glu_matvec")
+            && let Some(p) = pair(plan, &producers, *gate, *up)
+            && [gate, up].iter().all(|v| consumers[v.0 as usize] == [i] && !plan.outputs.contains(*v))
+            && super::linear::glu_fits(plan, options, features, &plan.ops[p], *out)
+        {
+            // Quantized on the way, the result exists as planes only.
+            let planes = consumers[out.0 as usize].iter().any(|c| matches!(plan.ops[*c], Op::Quantize { .. }));
+            let alone = consumers[out.0 as usize].len() == 1 && !plan.outputs.contains(out);
+            if alone || !planes || !levers.on("glu_quantize") {
+                leader[i] = p;
+            }
+        }
         // A quantization runs inside the op that makes its input.
         let Op::Quantize { x, .. } = op else { continue };
         let Some(p) = producers[x.0 as usize] else { continue };
@@ -35,4 +50,11 @@ pub(super) fn leaders(plan: &Plan, options: &CompileOptions, _features: &Feature
         leader[i] == i || values(&plan.ops[i], false).into_iter().all(made)
     }));
     leader
+}
+
+/// The group of just these two projections, if there is one.
+fn pair(plan: &Plan, producers: &[Option<usize>], gate: ValueId, up: ValueId) -> Option<usize> {
+    let p = producers[gate.0 as usize]?;
+    let group = matches!(plan.ops[p], Op::LinearGroup { .. } | Op::MoeLinearGroup { .. });
+    (group && producers[up.0 as usize] == Some(p) && plan.ops[p].members().len() == 2).then_some(p)
 }

@@ -1,10 +1,296 @@
-//! Lowering of the ops of this file's name: see [`super::Lowering`].
+//! Lowering of linears, of groups of them and of the quantization of their input.
+//!
+//! Each member of a group is a launch of its own with no barrier between; which kernel, says [`variants`]. The output head
+//! quantizes its few rows in two int8 terms in scratch. A gate and an up whose only reader is a glu run as one kernel with
+//! it (and with the quantization behind it) where [`super::fuse`] says so. Experts share [`contract`] and [`glu`].
 
-use super::Lowering;
-use crate::error::Result;
-use crate::plan::Op;
+use super::variants::{self, Input, Load, Task, Variant};
+use super::{Lowering, Q8};
+use crate::backend::{CompileOptions, Precision};
+use crate::error::{Error, Result};
+use crate::gpu::launch::{Features, Ptr};
+use crate::plan::{Activation, DType, Dim, GluKind, Member, Op, Plan, ValueId};
+use hanzo_kernels::args::{GemmDot, GemmF32, GluMatvec, Matvec, MatvecF32, Quantize};
 
 /// Adds the op's launches; false if the op is not one of this file's.
-pub(super) fn lower(_cx: &mut Lowering<'_>, _op: &Op) -> Result<bool> {
-    Ok(false)
+pub(super) fn lower(cx: &mut Lowering<'_>, op: &Op) -> Result<bool> {
+    let (x, members) = match op {
+        Op::Quantize { x, out } => {
+            let planes = cx.q8(*out);
+            quantize(cx, *x, planes, 1)?;
+            return Ok(true);
+        }
+        Op::Linear { x, .. } | Op::LinearGroup { x, .. } => (*x, op.members()),
+        _ => return Ok(false),
+    };
+    if cx.followers().next().is_some() {
+        glu(cx, x, members, None)?;
+        return Ok(true);
+    }
+    let head = cx.plan.val(x).rows == Dim::Out && cx.options.precision == Precision::Int8;
+    let mut two_terms = None;
+    for m in members {
+        if head && cx.plan.wt(m.w).format.is_block() && cx.plan.val(x).dtype == DType::F32 {
+            let planes = match two_terms {
+                Some(planes) => planes,
+                None => {
+                    let (rows, cols) = (2 * cx.max_rows(x), cx.cols(x));
+                    let all = cx.scratch("head.q8", Lowering::planes_bytes(rows, cols));
+                    let planes = Lowering::planes(all, rows, cols);
+                    quantize(cx, x, planes, 2)?;
+                    planes
+                }
+            };
+            two_terms = Some(planes);
+            contract(cx, Task::Head, Source::Int8(planes), x, m, None)?;
+        } else {
+            let source = Source::of(cx, x);
+            contract(cx, Task::Linear, source, x, m, None)?;
+        }
+    }
+    Ok(true)
+}
+
+/// The rows of `x` as int8 planes, in one term or two.
+fn quantize(cx: &mut Lowering<'_>, x: ValueId, to: Q8, terms: u32) -> Result<()> {
+    let (rows, units) = (cx.max_rows(x) as u32, (cx.cols(x) / 32) as u32);
+    let lanes = if cx.features.wave >= 8 { 8 } else { 1 };
+    let threads = variants::threads(&[("THREADS", 64)], cx.features);
+    let args = Quantize { x: cx.value(x), xq: to.q, xd: to.d, xs: to.s, live: cx.live(x), units };
+    let set = [("THREADS", threads), ("LANES", lanes), ("TERMS", terms)];
+    cx.launch(None, &args, &set, [(units * lanes).div_ceil(threads), rows, 1])
+}
+
+/// Where activations lie.
+#[derive(Clone, Copy)]
+pub(super) enum Source {
+    /// Quantized.
+    Int8(Q8),
+    /// Floats.
+    Float(Ptr),
+}
+
+impl Source {
+    /// A value's rows as they are.
+    pub fn of(cx: &Lowering<'_>, x: ValueId) -> Source {
+        match cx.plan.val(x).dtype {
+            DType::Q8 => Source::Int8(cx.q8(x)),
+            _ => Source::Float(cx.value(x)),
+        }
+    }
+
+    fn input(self) -> Input {
+        match self {
+            Source::Int8(_) => Input::Int8,
+            Source::Float(_) => Input::Float,
+        }
+    }
+}
+
+/// What experts add to a contraction.
+#[derive(Clone, Copy)]
+pub(super) struct Experts {
+    /// The value with each slot's expert.
+    pub ids: ValueId,
+    /// Slots of a token.
+    pub k: usize,
+    /// Experts.
+    pub n: usize,
+    /// Slots that share a row of x.
+    pub div: u32,
+}
+
+fn constant(variant: &Variant, name: &str) -> u32 {
+    let own = variant.constants.iter().find(|c| c.0 == name).map(|c| c.1);
+    let default = || hanzo_kernels::constants(variant.kernel).into_iter().find(|c| c.0 == name).map(|c| c.1);
+    own.or_else(default).unwrap_or(1)
+}
+
+/// One matrix times the rows of `x`.
+pub(super) fn contract(
+    cx: &mut Lowering<'_>,
+    task: Task,
+    source: Source,
+    x: ValueId,
+    m: &Member,
+    experts: Option<Experts>,
+) -> Result<()> {
+    let w = cx.plan.wt(m.w);
+    let (format, rows, cols) = (w.format, w.rows as u32, cx.cols(x) as u32);
+    let units = cols.div_ceil(32);
+    let slots = cx.max_rows(m.out) as u32;
+    let load =
+        Load { tokens: experts.map_or(slots as usize, |e| slots as usize / e.k), experts: experts.map(|e| (e.k, e.n)) };
+    let Some(v) = variants::choose(task, source.input(), load, w.rows, cx.options.deterministic, cx.features) else {
+        let what = format!("no {} kernel for waves of {}", task.name(), cx.features.wave);
+        return Err(Error::Unsupported { backend: "gpu", what });
+    };
+    let (weight, bias, y, live) = (cx.weight(m.w)?, cx.optional_vector(m.bias), cx.value(m.out), cx.live(m.out));
+    let (div, bias_stride) = (experts.map_or(1, |e| e.div), rows);
+    let terms = if task == Task::Head { 2 } else { 1 };
+    let mut set = v.constants.to_vec();
+    set.extend([("BIAS", u32::from(m.bias.is_some())), ("MOE", u32::from(experts.is_some()))]);
+    let threads = variants::threads(v.constants, cx.features);
+    let get = |name| constant(v, name);
+    let groups = if v.kernel.starts_with("gemm") {
+        let token_tiles = match experts {
+            None => (terms * slots).div_ceil(get("BM")),
+            Some(e) => slots.div_ceil(get("BM")) + e.n as u32,
+        };
+        [rows.div_ceil(get("BN")), token_tiles, 1]
+    } else {
+        let span = threads / cx.features.wave * get("ROWS") * get("REPEAT");
+        let in_flight = variants::units_in_flight(units as usize, cx.features.wave * get("SPLIT"));
+        set.extend([("THREADS", threads), ("UNITS", in_flight)]);
+        [rows.div_ceil(span), slots.div_ceil(get("TOKENS")), 1]
+    };
+    let (order, tiles) = match experts {
+        Some(e) if v.kernel.starts_with("gemm") => super::moe_linear::sorted(cx, e, slots, live, get("BM"))?,
+        _ => (Ptr::NONE, Ptr::NONE),
+    };
+    let ids = experts.map_or(Ptr::NONE, |e| cx.value(e.ids));
+    let whole = ("WHOLE", u32::from(cols.is_multiple_of(32)));
+    let w = weight;
+    match (v.kernel, source) {
+        ("matvec", Source::Int8(q)) => {
+            set.push(("TERMS", terms));
+            let (xq, xd, xs) = (q.q, q.d, q.s);
+            let args = Matvec { w, xq, xd, xs, bias, y, live, ids, rows, units, div, bias_stride };
+            cx.launch(Some(format), &args, &set, groups)
+        }
+        ("matvec_f32", Source::Float(x)) => {
+            set.push(whole);
+            let args = MatvecF32 { w, x, bias, y, live, ids, rows, units, cols, div, bias_stride };
+            cx.launch(Some(format), &args, &set, groups)
+        }
+        ("gemm_dot", Source::Int8(q)) => {
+            set.push(("TERMS", terms));
+            let (xq, xd, xs) = (q.q, q.d, q.s);
+            let args = GemmDot { w, xq, xd, xs, bias, y, live, tiles, order, rows, units, div, bias_stride };
+            cx.launch(Some(format), &args, &set, groups)
+        }
+        ("gemm_f32", Source::Float(x)) => {
+            set.push(whole);
+            let args = GemmF32 { w, x, bias, y, live, tiles, order, rows, units, cols, div, bias_stride };
+            cx.launch(Some(format), &args, &set, groups)
+        }
+        (kernel, _) => {
+            let what = format!("the variant table names {kernel} for activations it does not read");
+            Err(Error::Unsupported { backend: "gpu", what })
+        }
+    }
+}
+
+/// The number by which kernels know an activation; 6 is the clamped form.
+fn kind(glu: GluKind) -> (u32, f32, f32) {
+    match glu {
+        GluKind::Plain(a) => {
+            let number = match a {
+                Activation::Silu => 0,
+                Activation::GeluTanh => 1,
+                Activation::GeluErf => 2,
+                Activation::Relu2 => 3,
+                Activation::Sigmoid => 4,
+                Activation::Softplus => 5,
+            };
+            (number, 0.0, 0.0)
+        }
+        GluKind::SwigluClamped { alpha, limit } => (6, alpha, limit),
+    }
+}
+
+/// Gate, up, the glu that reads both and, if it follows too, the quantization of the result.
+pub(super) fn glu(cx: &mut Lowering<'_>, x: ValueId, members: &[Member], experts: Option<Experts>) -> Result<()> {
+    let (mut combined, mut planes) = (None, None);
+    for op in cx.followers() {
+        match op {
+            Op::Glu { gate, up, kind, out } => combined = Some((*gate, *up, *kind, *out)),
+            Op::Quantize { out, .. } => planes = Some(*out),
+            _ => {}
+        }
+    }
+    let member = |v: ValueId| members.iter().find(|m| m.out == v).copied();
+    let fault = |what: &str| Error::Unsupported { backend: "gpu", what: what.into() };
+    let (gate, up, glu, out, q) = match (combined, Source::of(cx, x)) {
+        (Some((gate, up, kind, out)), Source::Int8(q)) => match (member(gate), member(up)) {
+            (Some(gate), Some(up)) => (gate, up, kind, out, q),
+            _ => return Err(fault("a fused glu that reads other values than its group's")),
+        },
+        _ => return Err(fault("a fused group without a glu over quantized activations")),
+    };
+    let w = cx.plan.wt(gate.w);
+    let (format, rows, units) = (w.format, w.rows as u32, (w.cols / 32) as u32);
+    let slots = cx.max_rows(out) as u32;
+    let Some(v) = glu_variant(cx, slots as usize, w.rows, experts) else {
+        return Err(fault("a fused glu for more tokens than there is a kernel for"));
+    };
+    let threads = variants::threads(&[("THREADS", constant(v, "THREADS"))], cx.features);
+    let (teams, tokens) = (threads / cx.features.wave, constant(v, "TOKENS"));
+    let (mut per_wave, mut repeat) = (constant(v, "ROWS"), 1);
+    if planes.is_some() {
+        // A workgroup makes whole groups of 32 rows.
+        per_wave = (32 / teams.min(32)).min(8 / tokens);
+        repeat = 32u32.div_ceil(teams * per_wave);
+    }
+    let in_flight = variants::units_in_flight(units as usize, cx.features.wave).min(4 / per_wave.min(4));
+    let (number, alpha, limit) = kind(glu);
+    let y = match planes {
+        Some(v) => Ptr { len: Lowering::planes_bytes(slots as usize, rows as usize), ..cx.q8(v).q },
+        None => cx.value(out),
+    };
+    let set = [
+        ("THREADS", threads),
+        ("ROWS", per_wave),
+        ("TOKENS", tokens),
+        ("UNITS", in_flight),
+        ("REPEAT", repeat),
+        ("KIND", number),
+        ("ALPHA", alpha.to_bits()),
+        ("LIMIT", limit.to_bits()),
+        ("QUANT", u32::from(planes.is_some())),
+        ("MOE", u32::from(experts.is_some())),
+    ];
+    let args = GluMatvec {
+        wg: cx.weight(gate.w)?,
+        wu: cx.weight(up.w)?,
+        xq: q.q,
+        xd: q.d,
+        xs: q.s,
+        y,
+        live: cx.live(out),
+        ids: experts.map_or(Ptr::NONE, |e| cx.value(e.ids)),
+        rows,
+        units,
+        div: experts.map_or(1, |e| e.div),
+        capacity: slots,
+    };
+    let span = teams * per_wave * repeat;
+    cx.launch(Some(format), &args, &set, [rows.div_ceil(span), slots.div_ceil(tokens), 1])
+}
+
+/// Can one kernel run this pair of projections and the glu that makes `out`?
+pub(super) fn glu_fits(plan: &Plan, options: &CompileOptions, features: &Features, pair: &Op, out: ValueId) -> bool {
+    let (x, ids) = match pair {
+        Op::LinearGroup { x, .. } => (*x, None),
+        Op::MoeLinearGroup { x, ids, .. } => (*x, Some(*ids)),
+        _ => return false,
+    };
+    let [a, b] = pair.members() else { return false };
+    let [w, v] = [a, b].map(|m| plan.wt(m.w));
+    let same = (w.format, w.rows, w.cols) == (v.format, v.rows, v.cols) && a.bias.is_none() && b.bias.is_none();
+    let slots = plan.val(out).rows.eval(&options.bucket);
+    let k = ids.map_or(1, |ids| plan.val(ids).cols);
+    let task = if ids.is_some() { Task::MoeGlu } else { Task::Glu };
+    let load = Load { tokens: slots / k.max(1), experts: ids.map(|_| (k, w.experts)) };
+    let kernel = variants::choose(task, Input::Int8, load, w.rows, options.deterministic, features);
+    plan.val(x).dtype == DType::Q8 && same && kernel.is_some()
+}
+
+fn glu_variant(cx: &Lowering<'_>, slots: usize, rows: usize, experts: Option<Experts>) -> Option<&'static Variant> {
+    let (task, tokens) = match experts {
+        None => (Task::Glu, slots),
+        Some(e) => (Task::MoeGlu, slots / e.k),
+    };
+    let load = Load { tokens, experts: experts.map(|e| (e.k, e.n)) };
+    variants::choose(task, Input::Int8, load, rows, cx.options.deterministic, cx.features)
 }

@@ -150,6 +150,51 @@ pub(super) fn group(context: &Context<'_>, sink: Sink<'_>) {
     }
 }
 
+/// Gate and up of one format, their glu and perhaps a down projection, dense or by experts: the last value is the only output.
+fn feed_forward_case(format: Format, tokens: usize, experts: usize, down: bool, rng: &mut Rng) -> Case {
+    let (rows, cols, k) = (64, format.block_len().max(64), 2);
+    let mut b = Builder::new(cols);
+    let x = b.input("x", Dim::Tokens, cols, rng.floats(tokens * cols, 1.0));
+    let ids = (experts > 1).then(|| {
+        let data =
+            (0..tokens).flat_map(|_| rng.permutation(experts)[..k].iter().map(|e| *e as f32).collect::<Vec<_>>());
+        let data = data.collect();
+        b.ids("ids", k, data)
+    });
+    let dim = if ids.is_some() { Dim::Slots(k) } else { Dim::Tokens };
+    let mut linear = |b: &mut Builder, x, name: &str, format, (rows, cols)| {
+        let bytes = weights(format, experts * rows, cols, Draw::Usual, rng);
+        let w = b.weight(name, format, (experts, rows, cols), bytes);
+        let out = b.plan.value(format!("{name}.out"), dim, rows);
+        let member = Member { w, bias: None, out };
+        b.plan.push(ids.map_or(Op::Linear { x, member }, |ids| Op::MoeLinear { x, ids, member }));
+        out
+    };
+    let gate = linear(&mut b, x, "gate", format, (rows, cols));
+    let up = linear(&mut b, x, "up", format, (rows, cols));
+    let clamped = GluKind::SwigluClamped { alpha: 1.702, limit: 7.0 };
+    let kind = if tokens == 1 { GluKind::Plain(Activation::Silu) } else { clamped };
+    let mut out = b.like(gate, "glu");
+    b.plan.push(Op::Glu { gate, up, kind, out });
+    if down {
+        out = linear(&mut b, out, "down", Format::Q8_0, (cols, rows));
+    }
+    b.plan.outputs = vec![out];
+    let about = format!("{tokens} tokens, {experts} experts, {}", if down { "down" } else { "gate and up" });
+    Case { precision: Precision::Int8, ..b.case("feed_forward", format, tokens, about) }
+}
+
+pub(super) fn feed_forward(context: &Context<'_>, sink: Sink<'_>) {
+    for format in weight_formats().filter(|f| f.is_block()) {
+        let rng = &mut context.rng(&format!("feed forward {format}"));
+        for (tokens, experts) in [(1, 1), (3, 1), (9, 1), (1, 5), (3, 5)] {
+            for down in [false, true] {
+                sink(feed_forward_case(format, tokens, experts, down, rng));
+            }
+        }
+    }
+}
+
 pub(super) fn embed(context: &Context<'_>, sink: Sink<'_>) {
     const VOCABULARY: usize = 40;
     for format in weight_formats() {

@@ -103,6 +103,11 @@ pub const ORACLES: &[Oracle] = &[
         about: "linears that share x, with mixed formats, as q/k/v and as gate/up",
         cases: contraction::group,
     },
+    Oracle {
+        name: "feed_forward_numeric",
+        about: "gate, up, glu and down, dense and by experts, where only the end is seen",
+        cases: contraction::feed_forward,
+    },
     Oracle { name: "moe_qmatvec_numeric", about: "expert linears for one token", cases: moe::matvec },
     Oracle { name: "moe_qmmq_numeric", about: "expert linears for several tokens", cases: moe::gemm },
     Oracle { name: "moe_linear_pair_numeric", about: "expert linears that share x and routing", cases: moe::pair },
