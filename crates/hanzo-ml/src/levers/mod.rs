@@ -169,6 +169,26 @@ pub const LEVERS: &[Lever] = &[
         changes_layout: false,
         kind: LeverKind::Variant,
     },
+    Lever {
+        id: "norm_quantize",
+        reason: "a norm writes its row quantized for the contractions that read it: one launch and one pass less",
+        regimes: &[Regime::LaunchDecode],
+        backends: &["vulkan"],
+        oracle: "plan_numeric",
+        default_on: true,
+        changes_layout: false,
+        kind: LeverKind::Variant,
+    },
+    Lever {
+        id: "glu_quantize",
+        reason: "a gated unit writes its row quantized for the contraction that reads it: one launch and one pass less",
+        regimes: &[Regime::LaunchDecode],
+        backends: &["vulkan"],
+        oracle: "plan_numeric",
+        default_on: true,
+        changes_layout: false,
+        kind: LeverKind::Variant,
+    },
 ];
 
 /// The index of a lever in the registry.

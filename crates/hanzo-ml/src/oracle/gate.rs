@@ -5,7 +5,7 @@ use super::oracles::{Context, ORACLES, Oracle, RealMatrix, chunking_differences,
 use super::{golden, mutate};
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::levers::{LEVERS, LeverKind, LeverSet, rewrite};
+use crate::levers::{LEVERS, Lever, LeverKind, LeverSet, rewrite};
 use crate::plan::Plan;
 use std::path::PathBuf;
 
@@ -122,10 +122,12 @@ impl GateReport {
     }
 }
 
-/// Lever sets that a Plan tells apart: those that rewrite it differently, or differ in a kernel variant.
-fn distinct<'s>(plan: &Plan, sets: &'s [(String, LeverSet)]) -> Vec<&'s (String, LeverSet)> {
+/// Lever sets that a Plan tells apart: those that rewrite it differently, or differ in a kernel variant that one of the
+/// backends has.
+fn distinct<'s>(plan: &Plan, sets: &'s [(String, LeverSet)], backends: &[&dyn Backend]) -> Vec<&'s (String, LeverSet)> {
+    let here = |l: &Lever| backends.iter().any(|b| l.backends.iter().any(|name| b.name().starts_with(name)));
     let variants = |s: LeverSet| -> Vec<bool> {
-        let of = |(i, l): (usize, &crate::levers::Lever)| matches!(l.kind, LeverKind::Variant).then(|| s.has(i));
+        let of = |(i, l): (usize, &Lever)| (matches!(l.kind, LeverKind::Variant) && here(l)).then(|| s.has(i));
         LEVERS.iter().enumerate().filter_map(of).collect()
     };
     let mut seen: Vec<(Plan, Vec<bool>)> = Vec::new();
@@ -179,7 +181,7 @@ fn run_case(
     };
     // Whole Plans are long enough to be run one way; single ops are run pinned as well.
     let pinned: &[bool] = if case.bound == Bound::Carried { &[false, true] } else { &[false] };
-    for (name, levers) in distinct(&case.plan, &options.lever_sets) {
+    for (name, levers) in distinct(&case.plan, &options.lever_sets, backends) {
         for &deterministic in pinned {
             for (report, backend) in reports.iter_mut().zip(backends) {
                 let found = reference.check(case, *backend, RunOptions { levers: *levers, deterministic });
@@ -254,7 +256,7 @@ fn chunks(reports: &mut [GateReport], context: &Context<'_>, backends: &[&dyn Ba
     empty.runs = 0;
     let mut rows = vec![empty; backends.len()];
     for cases in chunkings(context) {
-        for (name, levers) in distinct(&cases[0].plan, &options.lever_sets) {
+        for (name, levers) in distinct(&cases[0].plan, &options.lever_sets, backends) {
             for (row, backend) in rows.iter_mut().zip(backends) {
                 let found = chunking_differences(&cases, *backend, *levers);
                 if row.first_bad.is_none() && (found.nbad > 0 || found.failure.is_some()) {

@@ -3,6 +3,7 @@
 //! The Plan stays as it is: an op that runs inside another one names it as its leader, and the schedule gives both one
 //! level. An op may follow a leader only if everything it reads is written by the leader's group.
 
+use super::rows::quantized_columns;
 use super::values;
 use crate::backend::CompileOptions;
 use crate::gpu::launch::Features;
@@ -14,6 +15,7 @@ pub(super) fn leaders(plan: &Plan, options: &CompileOptions, features: &Features
     let producers = plan.producers();
     let levers = options.levers;
     let consumers = plan.consumers();
+    let norm = |x| levers.on("norm_quantize") && plan.val(x).cols <= quantized_columns(features);
     for (i, op) in plan.ops.iter().enumerate() {
         // A glu runs inside the projections that make its inputs.
         if let Op::Glu { gate, up, out, .. } = op
@@ -34,8 +36,8 @@ pub(super) fn leaders(plan: &Plan, options: &CompileOptions, features: &Features
         let Some(p) = producers[x.0 as usize] else { continue };
         let body_and_head = plan.head.is_some_and(|h| (p < h) != (i < h));
         let fused = match &plan.ops[p] {
-            Op::RmsNorm { group, .. } => levers.on("norm_quantize") && *group == plan.val(*x).cols,
-            Op::AddRmsNorm { out, .. } => levers.on("norm_quantize") && out == x,
+            Op::RmsNorm { group, .. } => norm(*x) && *group == plan.val(*x).cols,
+            Op::AddRmsNorm { out, .. } => norm(*x) && out == x,
             Op::Glu { .. } => levers.on("glu_quantize"),
             Op::Attention { .. } => levers.on("attention_quantize"),
             _ => false,
