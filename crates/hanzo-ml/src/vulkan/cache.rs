@@ -1,4 +1,7 @@
 //! Page groups and states on a device. Which page is whose is the engine's business.
+//!
+//! Within one head's page the bytes of the rows are in the order that kernels want ([`hanzo_kernels::cache`]); pages that
+//! are read or written as bytes are in rows.
 
 use super::device::Device;
 use super::error::{NAME, unsupported};
@@ -7,6 +10,8 @@ use crate::backend::Cache;
 use crate::cache::PAGE;
 use crate::error::{Error, Result};
 use crate::plan::Plan;
+use hanzo_gguf::Format;
+use hanzo_kernels::cache::{Order, from_rows, to_rows, values_order};
 use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,7 +27,17 @@ struct Group {
     /// Bytes of one page of one layer's keys, and of its values.
     k_page: u64,
     v_page: u64,
+    k_rows: Rows,
+    v_rows: Rows,
     layers: Vec<Layer>,
+}
+
+/// What the rows of a page are.
+#[derive(Clone, Copy)]
+struct Rows {
+    format: Format,
+    d: usize,
+    order: Order,
 }
 
 struct State {
@@ -67,7 +82,7 @@ impl VulkanCache {
         };
         let too_big = || Error::Memory("the cache is larger than an address space; use a smaller context (-c)".into());
         for (g, n) in plan.groups.iter().zip(pages) {
-            let page = |row: Option<usize>, f: hanzo_gguf::Format, d: usize| {
+            let page = |row: Option<usize>, f: Format, d: usize| {
                 row.map(|r| (g.n_kv * PAGE * r) as u64).ok_or_else(|| {
                     let len = f.block_len();
                     unsupported(format!("a {f} cache needs heads of whole {len} blocks; these have {d}"))
@@ -86,7 +101,9 @@ impl VulkanCache {
                 let v = if v_page > 0 { Some(take(v_page, "values")?) } else { None };
                 layers.push(Layer { k, v });
             }
-            c.groups.push(Group { k_page, v_page, layers });
+            let k_rows = Rows { format: g.type_k, d: g.d_k, order: Order::Keys };
+            let v_rows = Rows { format: g.type_v, d: g.d_v, order: values_order(g.d_v) };
+            c.groups.push(Group { k_page, v_page, k_rows, v_rows, layers });
         }
         for (s, n) in plan.states.iter().zip(slots) {
             let slot = 4 * s.elements as u64;
@@ -160,6 +177,18 @@ impl Group {
         })
     }
 
+    /// A page's bytes with each part put through `f`.
+    fn map(&self, bytes: &[u8], f: fn(Format, usize, Order, &[u8]) -> Vec<u8>) -> Vec<u8> {
+        let mut out = Vec::with_capacity(bytes.len());
+        for layer in bytes.chunks((self.k_page + self.v_page).max(1) as usize) {
+            let (k, v) = layer.split_at(self.k_page as usize);
+            for (part, rows) in [(k, self.k_rows), (v, self.v_rows)].into_iter().filter(|(part, _)| !part.is_empty()) {
+                out.extend(f(rows.format, rows.d, rows.order, part));
+            }
+        }
+        out
+    }
+
     fn bytes(&self) -> u64 {
         (self.k_page + self.v_page) * self.layers.len() as u64
     }
@@ -222,7 +251,7 @@ impl Cache for VulkanCache {
             }
         })?;
         host.refresh()?;
-        Ok(host.mapped().map(<[u8]>::to_vec).unwrap_or_default())
+        Ok(host.mapped().map(|m| g.map(m, to_rows)).unwrap_or_default())
     }
 
     fn write_page(&mut self, group: usize, page: u32, bytes: &[u8]) -> Result<()> {
@@ -232,7 +261,7 @@ impl Cache for VulkanCache {
         }
         let mut host = Buffer::new(&self.device, Use::Upload, g.bytes(), "a page")?;
         if let Some(m) = host.mapped_mut() {
-            m.copy_from_slice(bytes);
+            m.copy_from_slice(&g.map(bytes, from_rows));
         }
         self.device.once_and_wait(|r| {
             let mut at = 0;
