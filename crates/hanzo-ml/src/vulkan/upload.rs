@@ -1,13 +1,14 @@
 //! Weights from the mapped file to the device: workers fill staging slots, the copy queue (if there is one) moves them, and
 //! the `pack` kernel permutes blocks into the device layout. Knows bytes and blocks, not Plans.
 
-use super::backend::constants;
+use super::backend::{constants, features};
 use super::commands::{Order, Pool, Recorder};
 use super::error::unsupported;
 use super::memory::{Buffer, Use};
 use super::pipelines::Source;
 use super::weights::WeightMemory;
 use crate::error::{Error, Result};
+use crate::gpu::lower::table_offset;
 use crate::plan::Weight;
 use ash::vk;
 use hanzo_gguf::{Format, TensorBytes};
@@ -25,6 +26,8 @@ const SLOTS: usize = 4;
 const CHUNK_BLOCKS: u64 = 64;
 /// Threads of the `pack` kernel: its default.
 const PACK_THREADS: u32 = 256;
+/// Threads of the `row_scale` kernel: its default.
+const ROW_SCALE_THREADS: u32 = 128;
 
 /// Rows of a tensor in the model file: `rows` of each expert's `tensor_rows`, from `first` on.
 pub(super) struct Rows {
@@ -90,6 +93,8 @@ struct Matrix {
     format: Format,
     /// Bytes of a block in the model file.
     block: usize,
+    /// Elements of a block; 32 for floats.
+    block_len: usize,
     /// Bytes of a block in each plane.
     planes: Vec<u32>,
 }
@@ -112,7 +117,17 @@ impl Job {
     pub fn matrix(weight: usize, w: &Weight, rows: Rows, layout: Layout) -> Job {
         let block = if w.format.is_block() { w.format.block_bytes() } else { 32 * w.format.block_bytes() };
         let planes = hanzo_kernels::format_file(w.format).map(|f| f.planes.clone()).unwrap_or_default();
-        Job { weight, what: What::Matrix(Matrix { rows, layout, format: w.format, block, planes }) }
+        Job {
+            weight,
+            what: What::Matrix(Matrix {
+                rows,
+                layout,
+                format: w.format,
+                block,
+                block_len: w.format.block_len().max(32),
+                planes,
+            }),
+        }
     }
 
     /// A vector of f32.
@@ -161,7 +176,7 @@ pub(super) fn run(memory: &WeightMemory, jobs: &[Job]) -> Result<()> {
             from = to;
         }
     }
-    let kernels = pack_kernels(memory, jobs)?;
+    let kernels = kernels(memory, jobs, "pack")?;
     let next = AtomicUsize::new(0);
     let failure: Mutex<Option<Error>> = Mutex::new(None);
     let work = || {
@@ -185,22 +200,61 @@ pub(super) fn run(memory: &WeightMemory, jobs: &[Job]) -> Result<()> {
         (1..threads).for_each(|_| drop(s.spawn(work)));
         work();
     });
-    failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+    failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)?;
+    if memory.stop.load(Ordering::Relaxed) || !features(memory.device.info()).coop_f16 {
+        return Ok(());
+    }
+    row_scales(memory, jobs)
 }
 
-/// The pipelines that pack, by format.
-fn pack_kernels(memory: &WeightMemory, jobs: &[Job]) -> Result<Vec<(Format, vk::Pipeline)>> {
+/// Works out the power of two of every row of every matrix, behind its planes: what matrix units need.
+fn row_scales(memory: &WeightMemory, jobs: &[Job]) -> Result<()> {
+    const OP: &str = "row_scale";
+    let info = memory.device.info();
+    let kernels = kernels(memory, jobs, OP)?;
+    let rows_a_group = ROW_SCALE_THREADS / features(info).wave;
+    memory.device.once_and_wait(|r| {
+        for job in jobs {
+            let What::Matrix(m) = &job.what else { continue };
+            let (Some(to), Some((_, kernel))) =
+                (memory.buffers[job.weight].as_ref(), kernels.iter().find(|k| k.0 == m.format))
+            else {
+                continue;
+            };
+            let (weight, rows) = (to.address(), (m.layout.blocks / m.layout.row_blocks) as u32);
+            let units = m.layout.row_blocks * m.block_len as u64 / 32;
+            let table = memory.tables.address() + table_offset(m.format);
+            let w = args::Weight { base: weight, planes: m.layout.planes(), table };
+            let args = args::RowScale { w, scale: weight + m.layout.row_scales, rows, units: units as u32 };
+            r.dispatch(*kernel, &encode(&args), [rows.div_ceil(rows_a_group), 1, 1]);
+        }
+        r.barrier(Order::All);
+    })
+}
+
+/// An argument struct's bytes.
+fn encode<A: Args<u64>>(args: &A) -> Vec<u8> {
+    let mut places = Vec::new();
+    let mut bytes = args.encode(&mut |at, p| places.push((at, p)));
+    for (at, p) in places {
+        bytes[at..at + 8].copy_from_slice(&u64::to_le_bytes(p));
+    }
+    bytes
+}
+
+/// The pipelines of an op for the matrices' formats.
+fn kernels(memory: &WeightMemory, jobs: &[Job], op: &'static str) -> Result<Vec<(Format, vk::Pipeline)>> {
     let mut codes: Vec<(Format, String, &[u32])> = Vec::new();
     for job in jobs {
         if let What::Matrix(Matrix { format, .. }) = &job.what
             && codes.iter().all(|c| c.0 != *format)
         {
-            let key = Key { op: "pack", format: Some(*format) };
+            let key = Key { op, format: Some(*format) };
             let code = hanzo_kernels::spirv(key).ok_or_else(|| unsupported(format!("there is no kernel {key}")))?;
             codes.push((*format, key.to_string(), code));
         }
     }
-    let constants = constants("pack", memory.device.info());
+    let constants = constants(op, memory.device.info());
     let sources: Vec<Source<'_>> =
         codes.iter().map(|(_, name, spirv)| Source { name, spirv, constants: &constants }).collect();
     let pipelines = memory.device.pipelines(&sources)?;
@@ -232,12 +286,7 @@ fn pack(r: &mut Recorder<'_>, kernel: vk::Pipeline, source: u64, weight: u64, jo
         blocks: n,
         stride: groups * threads,
     };
-    let mut places = Vec::new();
-    let mut bytes = pack.encode(&mut |at, p| places.push((at, p)));
-    for (at, p) in places {
-        bytes[at..at + 8].copy_from_slice(&u64::to_le_bytes(p));
-    }
-    r.dispatch(kernel, &bytes, [groups, job.planes.len() as u32, 1]);
+    r.dispatch(kernel, &encode(&pack), [groups, job.planes.len() as u32, 1]);
 }
 
 impl<'m> Slot<'m> {

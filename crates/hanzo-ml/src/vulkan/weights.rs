@@ -27,7 +27,7 @@ pub struct VulkanWeights {
 pub(super) struct WeightMemory {
     pub device: Arc<Device>,
     pub buffers: Vec<Option<Buffer>>,
-    tables: Buffer,
+    pub tables: Buffer,
     total: u64,
     pub done: AtomicU64,
     pub stop: AtomicBool,
@@ -44,6 +44,7 @@ impl VulkanWeights {
                 }
             });
         }
+        let scales = super::backend::features(device.info()).coop_f16;
         let (mut buffers, mut floats, mut jobs) = (Vec::new(), Vec::new(), Vec::new());
         let mut total = 0;
         for (i, w) in plan.weights.iter().enumerate() {
@@ -57,7 +58,7 @@ impl VulkanWeights {
             if is_matrix(plan, WeightId(i as u32)) {
                 let layout = hanzo_kernels::layout(w.format, w.experts * w.rows, w.cols)
                     .ok_or_else(|| wrong(w, format!("there are no {} kernels for rows of {}", w.format, w.cols)))?;
-                bytes = layout.bytes;
+                bytes = if scales { layout.bytes_with_scales } else { layout.bytes };
                 jobs.push(Job::matrix(i, w, rows, layout));
             } else {
                 let x = rows.to_floats(w);

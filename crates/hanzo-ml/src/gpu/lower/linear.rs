@@ -121,6 +121,9 @@ pub(super) fn contract(
     let slots = cx.max_rows(m.out) as u32;
     let load =
         Load { tokens: experts.map_or(slots as usize, |e| slots as usize / e.k), experts: experts.map(|e| (e.k, e.n)) };
+    if let Some(tile) = super::coop::tile(cx, task, m, load) {
+        return super::coop::contract(cx, source, x, m, experts, tile);
+    }
     let Some(v) = variants::choose(task, source.input(), load, w.rows, cx.options.deterministic, cx.features) else {
         let what = format!("no {} kernel for waves of {}", task.name(), cx.features.wave);
         return Err(Error::Unsupported { backend: "gpu", what });

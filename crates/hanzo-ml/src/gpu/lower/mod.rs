@@ -5,6 +5,7 @@
 //! level by level, so that launches that need no barrier between them stand together.
 
 mod attention;
+mod coop;
 mod fuse;
 mod linear;
 mod moe_linear;
@@ -315,6 +316,11 @@ fn tables(format: Format) -> Ptr {
         offset += len.next_multiple_of(16);
     }
     Ptr { buffer: Buffer::Tables, offset: 0, len: 0 }
+}
+
+/// Where the codebook of a format begins in [`Buffer::Tables`]; 0 for a format without one.
+pub fn table_offset(format: Format) -> u64 {
+    tables(format).offset
 }
 
 /// Every codebook that a format uses, by name, in the order of [`Buffer::Tables`]: each begins at a multiple of 16 bytes.
