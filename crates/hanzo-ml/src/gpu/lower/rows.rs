@@ -22,15 +22,21 @@ pub(super) fn activation(kind: Activation) -> u32 {
     }
 }
 
+/// The most threads of a workgroup: 1024, what the device allows, and 32 waves, which every device takes.
+fn most_threads(features: &Features) -> u32 {
+    let waves = if features.wave > 1 { 32 * features.wave } else { 1024 };
+    features.max_threads.min(waves).min(1024)
+}
+
 /// Threads of a workgroup: a power of two of at least `wanted`, whole waves, at most what the device and `most` allow.
 pub(super) fn threads(features: &Features, wanted: usize, most: u32) -> u32 {
     let wanted = u32::try_from(wanted).unwrap_or(most).min(most).next_power_of_two();
-    wanted.min(features.max_threads).max(features.wave).max(32)
+    wanted.min(most_threads(features)).max(features.wave).max(32)
 }
 
 /// Columns of a row that a norm can quantize as it writes them: four f32x4 a thread.
 pub(super) fn quantized_columns(features: &Features) -> usize {
-    16 * features.max_threads.min(1024) as usize
+    16 * most_threads(features) as usize
 }
 
 /// Where a launch writes a value: its floats, its quantized planes, or both.
