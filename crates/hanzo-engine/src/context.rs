@@ -14,8 +14,6 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The most tokens of a decode step: one of each of a few sequences, or a few guessed ahead.
-pub const DECODE_TOKENS: usize = 4;
 /// Output rows that go through the head at a time.
 pub const HEAD_ROWS: usize = 8;
 /// The most page groups a Plan may have.
@@ -116,15 +114,19 @@ impl Context {
             return Err(hanzo_ml::Error::Batch(what).into());
         }
         let kv = Kv::new(&**model.backend(), plan, size)?;
-        let decode = DECODE_TOKENS.min(size.n_ubatch);
+        let mut wanted = model.backend().buckets(size.n_ubatch);
+        wanted.retain(|n| (1..size.n_ubatch).contains(n));
+        wanted.push(size.n_ubatch);
+        wanted.sort_unstable();
         let mut buckets = Vec::new();
-        for n_tokens in [decode, size.n_ubatch] {
+        for n_tokens in wanted {
             let sizes = Sizes { n_tokens, n_seqs: size.n_seqs.min(n_tokens), n_out: HEAD_ROWS.min(n_tokens) };
             if buckets.iter().any(|b: &Bucket| b.sizes == sizes) {
                 continue;
             }
             let (precision, deterministic) = (options.precision, options.deterministic);
-            let compile = CompileOptions { levers, bucket: sizes, precision, deterministic, n_ctx: size.n_ctx };
+            let compile =
+                CompileOptions { levers, bucket: sizes, precision, deterministic, n_ctx: size.n_ctx, eager: None };
             let executable = model.backend().compile(plan, &compile, model.weights())?;
             buckets.push(Bucket { sizes, executable });
         }

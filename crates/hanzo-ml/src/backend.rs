@@ -11,6 +11,9 @@ use hanzo_gguf::TensorBytes;
 use std::any::Any;
 use std::sync::Arc;
 
+/// The most tokens of a decode step: one of each of a few sequences, or a few guessed ahead.
+pub const DECODE_TOKENS: usize = 4;
+
 /// Where a backend gets a weight's bytes.
 pub trait WeightSource {
     /// The bytes of a whole tensor, `[experts, tensor_rows, row bytes]`.
@@ -28,7 +31,7 @@ pub enum Precision {
 }
 
 /// How a Plan is compiled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct CompileOptions {
     /// Fusions and variants in force. Rewrites are applied by the backend.
     pub levers: LeverSet,
@@ -40,6 +43,9 @@ pub struct CompileOptions {
     pub deterministic: bool,
     /// The longest sequence a step may see, in tokens: sizes block tables and the split of attention.
     pub n_ctx: usize,
+    /// The eager arm of the replay probe: memory lies elsewhere (the arena's values this many alignments further on), and
+    /// nothing is prepared ahead of a step that need not be.
+    pub eager: Option<u32>,
 }
 
 /// Weights resident on a backend.
@@ -125,7 +131,7 @@ pub trait Executable: Send {
     fn barriers(&self) -> usize;
     /// Bytes of activations and scratch.
     fn arena_bytes(&self) -> usize;
-    /// The storage of an input or output value; sized for the bucket.
+    /// The storage of an input or output value; sized for the bucket. An input keeps what it was given, over steps too.
     fn value_mut(&mut self, v: ValueId) -> Result<&mut [f32]>;
     /// The rows an output value holds after the last step (of its last chunk, for values of the head).
     fn value(&self, v: ValueId) -> Result<&[f32]>;
@@ -152,6 +158,10 @@ pub trait Backend: Send + Sync {
     /// bound that oracles hold its contractions to.
     fn staging(&self) -> f64 {
         0.0
+    }
+    /// The sizes, in tokens, to compile for so that steps of up to `n_ubatch` tokens run well; the largest is `n_ubatch`.
+    fn buckets(&self, n_ubatch: usize) -> Vec<usize> {
+        vec![DECODE_TOKENS.min(n_ubatch), n_ubatch]
     }
     /// Makes a Plan's weights resident.
     fn load(&self, plan: &Plan, source: &dyn WeightSource) -> Result<Arc<dyn Weights>>;

@@ -8,6 +8,7 @@
 pub mod backend;
 pub mod batch;
 pub mod cache;
+pub mod devices;
 pub mod error;
 pub mod gpu;
 pub mod levers;

@@ -255,6 +255,7 @@ fn the_joined_plan_of_a_split_executable_holds_together() {
                     precision: Default::default(),
                     deterministic: false,
                     n_ctx: 64,
+                    eager: None,
                 };
                 let exe = backend.compile(&case.plan, &options, &weights).expect("an executable");
                 let joined = exe.plan();
@@ -354,4 +355,18 @@ fn a_tensor_that_cannot_be_where_it_was_sent_is_an_error() {
     p.push_override("bias=cpu").expect("an expression");
     let error = p.assign(&case.plan).expect_err("the matrix is elsewhere").to_string();
     assert!(error.contains("was sent to cpu") && error.contains("send that there too"), "{error}");
+}
+
+#[test]
+fn replay_gives_what_eager_gives_on_one_device_and_on_two_and_shows_stale_data() {
+    let isa = IsaLevel::detect();
+    let (one, layers, experts) = (cpu(isa), Spread::Layers.over(isa, isa), Spread::Experts.over(isa, isa));
+    let backends: [&dyn Backend; 3] = [one.as_ref(), &layers, &experts];
+    let options = GateOptions { replay: true, ..GateOptions::default() };
+    for report in gate::run_all(&backends, &options, &mut |_| {}).expect("no files") {
+        assert!(report.passed() && report.rows.len() == 2 && report.faults.len() == 4, "\n{report}");
+        for row in &report.rows {
+            assert!(row.found.cases > 340 * 64 && row.found.error == 0.0, "\n{report}");
+        }
+    }
 }

@@ -234,6 +234,15 @@ impl LeverSet {
         self.0 >> i & 1 == 1
     }
 
+    /// The variants of other devices at their defaults: a comparison on `backend` (`cpu`, `vulkan:0`, or several joined by
+    /// `+`) switches its own only. Rewrites are everybody's, as the op set is.
+    #[must_use]
+    pub fn within(self, backend: &str) -> LeverSet {
+        let has = |name: &&str| backend.split('+').any(|b| b.split(':').next() == Some(*name));
+        let own = |l: &Lever| matches!(l.kind, LeverKind::Rewrite(_)) || l.backends.iter().any(|b| has(&b));
+        LEVERS.iter().enumerate().fold(self, |s, (i, l)| if own(l) { s } else { s.set(i, l.default_on) })
+    }
+
     /// Is the lever of this id on? An unknown id is off.
     pub fn on(self, id: &str) -> bool {
         LEVERS.iter().position(|l| l.id == id).is_some_and(|i| self.has(i))

@@ -223,3 +223,16 @@ fn ids_are_unique_and_every_lever_names_an_oracle() {
     }
     assert!(find("no_such_lever").is_err());
 }
+
+#[test]
+fn a_comparison_on_a_device_switches_its_own_variants_only() {
+    for backend in ["cpu", "vulkan:1", "cpu+vulkan:0", "reference"] {
+        let (none, all) = (LeverSet::NONE.within(backend), LeverSet::all().within(backend));
+        for (i, lever) in LEVERS.iter().enumerate() {
+            let rewrite = matches!(lever.kind, LeverKind::Rewrite(_));
+            let own = rewrite || lever.backends.iter().any(|b| backend.contains(b));
+            let want = if own { (false, true) } else { (lever.default_on, lever.default_on) };
+            assert_eq!((none.has(i), all.has(i)), want, "{} on {backend}", lever.id);
+        }
+    }
+}

@@ -84,7 +84,8 @@ impl Step {
         })
     }
 
-    fn sizes(&self) -> Sizes {
+    /// The sizes it binds.
+    pub fn sizes(&self) -> Sizes {
         self.with_batch(|b| b.sizes())
     }
 }
@@ -174,7 +175,7 @@ impl Case {
     }
 
     /// The longest sequence of its steps: whole pages, freed ones included.
-    fn n_ctx(&self) -> usize {
+    pub fn n_ctx(&self) -> usize {
         let pages = |t: &Tables| {
             let spans = t.offsets.windows(2).zip(&t.first);
             spans.map(|(w, first)| (first + w[1] - w[0]) as usize).max().unwrap_or(0)
@@ -296,6 +297,7 @@ pub fn run_backend(
         precision: case.precision,
         deterministic: options.deterministic,
         n_ctx: case.n_ctx(),
+        eager: None,
     };
     let mut exe = backend.compile(&case.plan, &compile, &weights)?;
     let mut pages = Memory::new(&case.plan, &case.pages, &case.slots);

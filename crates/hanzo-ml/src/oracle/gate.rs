@@ -2,7 +2,7 @@
 
 use super::case::{Bound, Case, Measured, Reference, RunOptions};
 use super::oracles::{Context, ORACLES, Oracle, RealMatrix, chunking_differences, chunkings};
-use super::{golden, mutate};
+use super::{golden, mutate, replay};
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::levers::{LEVERS, Lever, LeverKind, LeverSet, rewrite};
@@ -23,6 +23,8 @@ pub struct GateOptions {
     pub lever_sets: Vec<(String, LeverSet)>,
     /// Plant faults instead of looking for them.
     pub mutate: bool,
+    /// Run the replay probe ([`super::replay`]) instead.
+    pub replay: bool,
     /// Seeds random inputs.
     pub seed: u64,
     /// Matrices of a real model, used besides random ones.
@@ -36,6 +38,7 @@ impl Default for GateOptions {
             golden: None,
             lever_sets: LeverSet::gate_sets(PAIRS),
             mutate: false,
+            replay: false,
             seed: 1,
             real: Vec::new(),
         }
@@ -122,12 +125,10 @@ impl GateReport {
     }
 }
 
-/// Lever sets that a Plan tells apart: those that rewrite it differently, or differ in a kernel variant that one of the
-/// backends has.
-fn distinct<'s>(plan: &Plan, sets: &'s [(String, LeverSet)], backends: &[&dyn Backend]) -> Vec<&'s (String, LeverSet)> {
-    let here = |l: &Lever| backends.iter().any(|b| l.backends.iter().any(|name| b.name().starts_with(name)));
+/// Lever sets that a Plan tells apart: those that rewrite it differently, or differ in a kernel variant of the backend.
+fn distinct<'s>(plan: &Plan, sets: &'s [(String, LeverSet)], backend: &str) -> Vec<(&'s str, LeverSet)> {
     let variants = |s: LeverSet| -> Vec<bool> {
-        let of = |(i, l): (usize, &Lever)| (matches!(l.kind, LeverKind::Variant) && here(l)).then(|| s.has(i));
+        let of = |(i, l): (usize, &Lever)| matches!(l.kind, LeverKind::Variant).then(|| s.has(i));
         LEVERS.iter().enumerate().filter_map(of).collect()
     };
     let mut seen: Vec<(Plan, Vec<bool>)> = Vec::new();
@@ -139,7 +140,7 @@ fn distinct<'s>(plan: &Plan, sets: &'s [(String, LeverSet)], backends: &[&dyn Ba
         }
         fresh
     };
-    sets.iter().filter(|s| new(s.1)).collect()
+    sets.iter().map(|(name, s)| (name.as_str(), s.within(backend))).filter(|(_, s)| new(*s)).collect()
 }
 
 /// Adds a finding to its row.
@@ -181,10 +182,10 @@ fn run_case(
     };
     // Whole Plans are long enough to be run one way; single ops are run pinned as well.
     let pinned: &[bool] = if case.bound == Bound::Carried { &[false, true] } else { &[false] };
-    for (name, levers) in distinct(&case.plan, &options.lever_sets, backends) {
-        for &deterministic in pinned {
-            for (report, backend) in reports.iter_mut().zip(backends) {
-                let found = reference.check(case, *backend, RunOptions { levers: *levers, deterministic });
+    for (report, backend) in reports.iter_mut().zip(backends) {
+        for (name, levers) in distinct(&case.plan, &options.lever_sets, backend.name()) {
+            for &deterministic in pinned {
+                let found = reference.check(case, *backend, RunOptions { levers, deterministic });
                 let run = format!("levers: {name}, deterministic: {deterministic}");
                 record(&mut report.rows, (oracle, case.op), case, found.outputs, &run);
                 if found.stored.cases > 0 {
@@ -231,6 +232,12 @@ pub fn run_all(
         }
         return Ok(reports);
     }
+    if options.replay {
+        for (report, backend) in reports.iter_mut().zip(backends) {
+            (report.rows, report.faults) = replay::run(*backend, options, progress);
+        }
+        return Ok(reports);
+    }
     let context = Context { seed: options.seed, real: &options.real };
     for oracle in ORACLES {
         let mut announced = false;
@@ -256,9 +263,9 @@ fn chunks(reports: &mut [GateReport], context: &Context<'_>, backends: &[&dyn Ba
     empty.runs = 0;
     let mut rows = vec![empty; backends.len()];
     for cases in chunkings(context) {
-        for (name, levers) in distinct(&cases[0].plan, &options.lever_sets, backends) {
-            for (row, backend) in rows.iter_mut().zip(backends) {
-                let found = chunking_differences(&cases, *backend, *levers);
+        for (row, backend) in rows.iter_mut().zip(backends) {
+            for (name, levers) in distinct(&cases[0].plan, &options.lever_sets, backend.name()) {
+                let found = chunking_differences(&cases, *backend, levers);
                 if row.first_bad.is_none() && (found.nbad > 0 || found.failure.is_some()) {
                     row.first_bad = Some(format!("{:?}, levers: {name}", cases[0].precision));
                 }
@@ -302,9 +309,10 @@ impl std::fmt::Display for GateReport {
             mutate::table(f, &self.faults)?;
         }
         let verdict = if self.passed() { "passed" } else { "FAILED" };
-        if self.faults.is_empty() {
+        if self.faults.is_empty() || !self.rows.is_empty() {
             writeln!(f, "gate {verdict} on {}: {} rows, nbad={}", self.backend, self.rows.len(), self.nbad())?;
-        } else {
+        }
+        if !self.faults.is_empty() {
             let fate = |fate| self.faults.iter().filter(|p| p.fate == fate).count();
             let (caught, survived) = (fate(mutate::Fate::Caught), fate(mutate::Fate::Survived));
             writeln!(f, "gate {verdict} on {}: {caught} planted faults caught, {survived} survived", self.backend)?;

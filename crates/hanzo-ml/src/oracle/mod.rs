@@ -6,6 +6,7 @@
 //!   interpreter on them.
 //! - [`gate`] runs all oracles under all lever sets; [`mutate`] plants faults and asks whether the gate notices;
 //!   [`golden`] checks the decoders against recorded blocks.
+//! - [`replay`] asks whether a compiled step depends on anything but the step's data.
 //! - [`probe`] finds out what the bits of a format are for, so that nothing here asks which format it deals with.
 //!
 //! Nothing here may know how a backend works: it sees [`crate::backend`] and no more.
@@ -22,6 +23,7 @@ pub mod pages;
 pub mod probe;
 pub mod random;
 pub mod reference_backend;
+pub mod replay;
 pub mod weights;
 
 #[cfg(test)]

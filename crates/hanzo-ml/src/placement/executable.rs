@@ -276,4 +276,8 @@ impl Executable for SplitExecutable {
     fn set_profile(&mut self, on: bool) {
         self.segments.iter_mut().for_each(|s| s.executable.set_profile(on));
     }
+
+    fn set_poison(&mut self, on: bool) {
+        self.segments.iter_mut().for_each(|s| s.executable.set_poison(on));
+    }
 }

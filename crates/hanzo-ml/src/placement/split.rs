@@ -92,6 +92,16 @@ impl Backend for SplitBackend {
         &self.name
     }
 
+    fn staging(&self) -> f64 {
+        self.backends.iter().map(|b| b.staging()).fold(0.0, f64::max)
+    }
+
+    fn buckets(&self, n_ubatch: usize) -> Vec<usize> {
+        // The most particular one's: a host that gets more of them is none the worse.
+        let all = self.backends.iter().map(|b| b.buckets(n_ubatch));
+        all.max_by_key(Vec::len).unwrap_or_else(|| vec![n_ubatch])
+    }
+
     fn load(&self, plan: &Plan, source: &dyn WeightSource) -> Result<Arc<dyn Weights>> {
         Ok(Arc::new(match self.layout(plan)? {
             Layout::Whole(d) => SplitWeights::Whole(self.backends[d].load(plan, source)?),

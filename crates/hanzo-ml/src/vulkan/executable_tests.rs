@@ -28,6 +28,7 @@ fn options() -> CompileOptions {
         precision: Precision::Exact,
         deterministic: false,
         n_ctx: 64,
+        eager: None,
     }
 }
 

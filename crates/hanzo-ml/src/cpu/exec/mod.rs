@@ -18,7 +18,7 @@ use super::pool::{Barrier, Pool};
 use crate::backend::{Cache, CompileOptions, Executable, OpTime, Weights};
 use crate::batch::Batch;
 use crate::error::{Error, Result};
-use crate::plan::schedule::Schedule;
+use crate::plan::schedule::{ALIGN, Schedule};
 use crate::plan::{DType, Op, Plan, Sizes, ValueId};
 use attend::{AttendTask, Visible};
 use contract::{ContractTask, QuantizeTask, WorkerScratch};
@@ -82,6 +82,7 @@ pub(super) struct CpuExecutable {
     /// Physical row of each token, per page group.
     kv_slots: Vec<Vec<u32>>,
     profiling: bool,
+    poison: bool,
     last: Sizes,
 }
 
@@ -225,8 +226,13 @@ impl CpuExecutable {
         };
         let plan = lower::lower(plan, options);
         plan.check()?;
-        let schedule = Schedule::new(&plan, &options.bucket);
+        let mut schedule = Schedule::new(&plan, &options.bucket);
         debug_assert_eq!(schedule.verify(&plan), Ok(()));
+        if let Some(shift) = options.eager {
+            let shift = shift as usize * ALIGN;
+            schedule.ranges.iter_mut().for_each(|r| *r = r.start + shift..r.end + shift);
+            schedule.arena_bytes += shift;
+        }
         let ropes = RopeTables::new(&plan, bound, options.bucket.n_tokens);
         let mut needs = contract::Needs::default();
         let mut levels = Vec::with_capacity(schedule.levels.len());
@@ -272,6 +278,7 @@ impl CpuExecutable {
             visible: Visible::new(options.bucket.n_tokens),
             kv_slots,
             profiling: false,
+            poison: false,
             last: Sizes::default(),
         })
     }
@@ -327,6 +334,20 @@ impl CpuExecutable {
         });
     }
 
+    /// Fills the arena with NaN, inputs aside.
+    fn fill_with_nan(&mut self) {
+        let mut keep: Vec<Range<usize>> =
+            self.plan.inputs.iter().map(|v| self.schedule.ranges[v.0 as usize].clone()).collect();
+        keep.sort_by_key(|r| r.start);
+        let bytes = self.arena.bytes_mut();
+        let mut at = 0;
+        for r in keep {
+            bytes[at..r.start].fill(0xff);
+            at = r.end;
+        }
+        bytes[at..].fill(0xff);
+    }
+
     fn known(&self, v: ValueId) -> Result<&crate::plan::Value> {
         match self.plan.values.get(v.0 as usize) {
             Some(x) if self.plan.inputs.contains(&v) || self.plan.outputs.contains(&v) => Ok(x),
@@ -378,6 +399,9 @@ impl Executable for CpuExecutable {
         };
         if cfg!(debug_assertions) {
             batch.check(&self.plan, usize::MAX, cache.pages(), cache.slots())?;
+        }
+        if self.poison {
+            self.fill_with_nan();
         }
         store::fill_slots(&mut self.kv_slots, batch);
         self.visible.fill(batch);
@@ -443,5 +467,9 @@ impl Executable for CpuExecutable {
 
     fn set_profile(&mut self, on: bool) {
         self.profiling = on;
+    }
+
+    fn set_poison(&mut self, on: bool) {
+        self.poison = on;
     }
 }

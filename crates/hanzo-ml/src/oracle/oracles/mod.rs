@@ -16,7 +16,7 @@ mod route;
 pub use attention::{Layout, Sequences};
 pub use contraction::{group_case, head_case, linear_case};
 pub use moe::{Routing, moe_case};
-pub use plan::{chunking_differences, chunkings};
+pub use plan::{chunking_differences, chunkings, transformer};
 
 use super::case::Case;
 use super::random::Rng;

@@ -4,7 +4,7 @@ use super::attention::{Layout, Sequences};
 use super::rope::plain;
 use super::{Builder, Context, Sink};
 use crate::backend::{Backend, Precision};
-use crate::cache::CacheGroup;
+use crate::cache::{CacheGroup, PAGE};
 use crate::error::Result;
 use crate::levers::LeverSet;
 use crate::oracle::case::{Bound, Case, Measured, RunOptions, run_backend};
@@ -148,6 +148,15 @@ impl Model<'_> {
 
 /// A transformer of two layers, the second with a window, and its prompt in chunks.
 fn model(moe: bool, chunk: usize, cache: Format, rng: &mut Rng) -> Case {
+    let chunks: Vec<usize> = (0..PROMPT).step_by(chunk).map(|at| chunk.min(PROMPT - at)).collect();
+    let mut case = transformer(moe, &chunks, cache, rng);
+    case.about = format!("{PROMPT} tokens, {chunk} a step");
+    case.chunk = Some(16);
+    case
+}
+
+/// The same over steps of these sizes, every row's logits wanted.
+pub fn transformer(moe: bool, chunks: &[usize], cache: Format, rng: &mut Rng) -> Case {
     let mut m = Model { b: Builder::new(EMBD), rng, layer: 0, prefix: String::new() };
     m.b.plan.groups.push(CacheGroup {
         name: "all".into(),
@@ -180,20 +189,23 @@ fn model(moe: bool, chunk: usize, cache: Format, rng: &mut Rng) -> Case {
     m.b.plan.push(Op::Linear { x: h, member: Member { w: table, bias: None, out: logits } });
     m.b.plan.outputs.push(logits);
 
-    let tokens: Vec<u32> = (0..PROMPT).map(|_| m.rng.below(VOCABULARY) as u32).collect();
-    let (format, about) = (if moe { "experts" } else { "dense" }, format!("{PROMPT} tokens, {chunk} a step"));
-    let mut sequences = Sequences::new(1, 4, Layout::Scattered, m.rng);
-    let mut case = m.b.case("plan", format, 0, about);
-    case.steps = (tokens.chunks(chunk))
-        .map(|t| {
-            let mut step = sequences.step(&[t.len()]);
-            step.tokens = t.to_vec();
-            step.out_rows = (0..t.len() as u32).collect();
+    let n: usize = chunks.iter().sum();
+    let tokens: Vec<u32> = (0..n).map(|_| m.rng.below(VOCABULARY) as u32).collect();
+    let format = if moe { "experts" } else { "dense" };
+    // One page more than is needed, besides that of padding.
+    let pages = n.div_ceil(PAGE) + 2;
+    let mut sequences = Sequences::new(1, pages, Layout::Scattered, m.rng);
+    let mut case = m.b.case("plan", format, 0, format!("{n} tokens"));
+    let mut tokens = tokens.into_iter();
+    case.steps = (chunks.iter())
+        .map(|n| {
+            let mut step = sequences.step(&[*n]);
+            step.tokens = tokens.by_ref().take(*n).collect();
+            step.out_rows = (0..*n as u32).collect();
             step
         })
         .collect();
-    case.pages = vec![4];
-    case.chunk = Some(16);
+    case.pages = vec![pages];
     case
 }
 
