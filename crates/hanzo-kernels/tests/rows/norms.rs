@@ -57,8 +57,21 @@ fn check(case: &Case) {
     let (yq, yd, ys) = (device.out(n * cols / 4), device.out(n * cols / 32), device.out(n * cols / 32));
     let eps = 1e-6;
     let runs = cols / group;
-    let args =
-        RmsNorm { a, b, weight, live: live_at, sum, y: out, yq, yd, ys, group: group as u32, runs: runs as u32, eps };
+    let args = RmsNorm {
+        a,
+        b,
+        weight,
+        live: live_at,
+        sum,
+        y: out,
+        yq,
+        yd,
+        ys,
+        group: group as u32,
+        runs: runs as u32,
+        inverse: 1.0 / group as f32,
+        eps,
+    };
     let set = [
         ("THREADS", threads),
         ("WAVE", wave),

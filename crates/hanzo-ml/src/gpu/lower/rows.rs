@@ -167,6 +167,7 @@ fn rms_norm(cx: &mut Lowering<'_>, n: Normed) -> Result<()> {
         ys: w.planes[2],
         group: n.group as u32,
         runs: runs as u32,
+        inverse: 1.0 / n.group as f32,
         eps: n.eps,
     };
     let set = [
