@@ -1,8 +1,9 @@
 //! Benchmarks: whole models as llama-bench measures them, and single kernels.
 //!
 //! [`row`] is one line of results, [`report`] its formats, [`placement`] where the weights are, [`profile`] where the time
-//! goes, [`kernel`] one contraction alone. Grammar and order of work are the command's; what is timed is `measure`'s.
+//! goes, [`kernel`] one contraction alone, [`gpu`] one GPU kernel alone. Grammar and order of work are the command's; what is timed is `measure`'s.
 
+pub mod gpu;
 pub mod kernel;
 pub mod placement;
 pub mod profile;

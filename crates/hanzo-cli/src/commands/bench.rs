@@ -12,6 +12,7 @@ use hanzo_ml::cpu::contract::Contraction;
 use hanzo_ml::cpu::isa::IsaLevel;
 use serde_json::{Value, json};
 
+use super::bench_gpu::{self, GpuFlags, Op, Request};
 use super::{devices, resolve_model};
 use crate::bench::kernel::{self, Case};
 use crate::bench::placement;
@@ -79,26 +80,22 @@ pub struct Args {
     #[arg(long, conflicts_with = "op")]
     profile: bool,
     /// Measure one kernel instead of a model
-    #[arg(long, value_name = "OP", requires_all = ["format", "shape"], conflicts_with_all = ["n_prompt", "n_gen", "n_depth"])]
-    op: Option<Kernel>,
+    #[arg(long, value_name = "OP", conflicts_with_all = ["n_prompt", "n_gen", "n_depth"])]
+    op: Option<Op>,
     /// The weights' formats, or `all`
     #[arg(long, value_name = "FORMAT", value_delimiter = ',', value_parser = parse_weight_formats, requires = "op")]
     format: Vec<Formats>,
     /// The weights' rows and columns, e.g. 4096x2048
-    #[arg(long, value_name = "ROWSxCOLS", value_parser = kernel::parse_shape, requires = "op")]
-    shape: Option<(usize, usize)>,
+    #[arg(long, value_name = "ROWSxCOLS", value_delimiter = ',', value_parser = kernel::parse_shape, requires = "op")]
+    shape: Vec<(usize, usize)>,
     /// Tokens that are contracted together (default: 1 for matvec, 512 for gemm)
-    #[arg(long, value_name = "N", requires = "op")]
-    tokens: Option<NonZeroUsize>,
-}
-
-/// A kernel by name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Kernel {
-    /// Weights once from memory, for one to four tokens
-    Matvec,
-    /// Tiles of weights, for many tokens
-    Gemm,
+    #[arg(long, value_name = "N", value_delimiter = ',', requires = "op")]
+    tokens: Vec<NonZeroUsize>,
+    /// The GPU whose kernels to measure, e.g. vulkan:0 (default: the CPU's)
+    #[arg(long, value_name = "DEVICE", value_parser = bench_gpu::parse_device, requires = "op")]
+    device: Option<usize>,
+    #[command(flatten)]
+    gpu: GpuFlags,
 }
 
 /// What one word of `--format` names.
@@ -117,6 +114,20 @@ fn parse_weight_formats(text: &str) -> Result<Formats, String> {
 pub fn run(args: Args, context: &Context) -> anyhow::Result<()> {
     if args.n_gpu_layers.iter().any(|n| *n != 0) {
         context.note(format_args!("note: there is no GPU backend yet; everything runs on the CPU"));
+    }
+    if let (Some(op), Some(device)) = (args.op, args.device) {
+        let few = if matches!(op, Op::Gemm | Op::MoeGemm) { 512 } else { 1 };
+        let request = Request {
+            op,
+            device,
+            formats: args.format.iter().flat_map(|f| &f.0).copied().collect(),
+            shapes: &args.shape,
+            tokens: tokens(&args, few),
+            repetitions: args.repetitions.get(),
+            output: args.output,
+        };
+        // The device's own clock does not care what else the processor does.
+        return bench_gpu::run(&request, &args.gpu, context);
     }
     if !args.force {
         refuse_if_busy()?;
@@ -359,10 +370,24 @@ fn footnotes(
     }
 }
 
-/// Measures kernels alone.
-fn kernels(op: Kernel, args: &Args) -> anyhow::Result<()> {
+/// The numbers of tokens asked for, or a default.
+fn tokens(args: &Args, default: usize) -> Vec<usize> {
+    if args.tokens.is_empty() { vec![default] } else { args.tokens.iter().map(|t| t.get()).collect() }
+}
+
+/// Measures the CPU's kernels alone.
+fn kernels(op: Op, args: &Args) -> anyhow::Result<()> {
     let isa = args.isa.map_or_else(|| environment().map(|s| s.isa), Ok)?;
-    let (rows, k) = args.shape.ok_or_else(|| Failure::usage("--op needs --shape"))?;
+    let (contraction, default) = match op {
+        Op::Matvec => (Contraction::MatVec, 1),
+        Op::Gemm => (Contraction::Gemm, 512),
+        _ => {
+            return Err(Failure::usage("only matvec and gemm are measured on the CPU; name a GPU with --device").into());
+        }
+    };
+    if args.shape.is_empty() || args.format.is_empty() {
+        return Err(Failure::usage("--op needs --shape and --format").into());
+    }
     let all_threads = std::thread::available_parallelism().map_or(1, |n| n.get());
     let threads: Vec<usize> = if args.threads.is_empty() {
         vec![all_threads]
@@ -370,19 +395,17 @@ fn kernels(op: Kernel, args: &Args) -> anyhow::Result<()> {
         args.threads.iter().map(|t| usize::from(*t)).collect()
     };
     let mut measured = Vec::new();
-    for &format in args.format.iter().flat_map(|f| &f.0) {
+    let formats = args.format.iter().flat_map(|f| &f.0);
+    let shapes = || args.shape.iter().flat_map(|s| tokens(args, default).into_iter().map(move |t| (*s, t)));
+    for (&format, ((rows, k), tokens)) in formats.flat_map(|f| shapes().map(move |s| (f, s))) {
         for &threads in &threads {
-            let (contraction, tokens) = match op {
-                Kernel::Matvec => (Contraction::MatVec, 1),
-                Kernel::Gemm => (Contraction::Gemm, 512),
-            };
             let start = contention::now();
             let case = Case {
                 op: contraction,
                 format,
                 rows,
                 k,
-                tokens: args.tokens.map_or(tokens, NonZeroUsize::get),
+                tokens,
                 threads,
                 isa,
                 repetitions: args.repetitions.get(),

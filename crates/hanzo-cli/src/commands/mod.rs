@@ -2,6 +2,7 @@
 
 pub mod ab;
 pub mod bench;
+pub mod bench_gpu;
 pub mod chat;
 pub mod completions;
 pub mod devices;

@@ -5,6 +5,7 @@
 
 mod backend;
 mod cache;
+pub mod chain;
 mod commands;
 mod device;
 mod error;

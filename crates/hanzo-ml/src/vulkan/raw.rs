@@ -20,12 +20,12 @@ pub struct Gpu {
 /// A kernel with its constants set.
 #[derive(Clone, Copy, Debug)]
 pub struct Kernel {
-    pipeline: vk::Pipeline,
+    pub(super) pipeline: vk::Pipeline,
 }
 
 /// Device memory; its address goes into arguments.
 pub struct Memory {
-    buffer: Buffer,
+    pub(super) buffer: Buffer,
 }
 
 impl Memory {
@@ -110,15 +110,7 @@ impl Gpu {
     /// Launches kernels, with a barrier between neighbours or without, and waits. Gives the seconds from submission to the
     /// end as the host saw them.
     pub fn launch_all(&self, list: &[Dispatch<'_>], barriers: bool) -> Result<f64> {
-        for d in list {
-            let (args, groups) = (d.args.len(), d.groups);
-            if args > ARGS || args % 4 != 0 {
-                return Err(unsupported(format!("{args} bytes of arguments; at most {ARGS}, a multiple of 4")));
-            }
-            if groups.contains(&0) {
-                return Err(unsupported(format!("a launch of {groups:?} workgroups")));
-            }
-        }
+        list.iter().try_for_each(check)?;
         let start = Instant::now();
         self.device.once_and_wait(|r| {
             for (i, d) in list.iter().enumerate() {
@@ -130,4 +122,16 @@ impl Gpu {
         })?;
         Ok(start.elapsed().as_secs_f64())
     }
+}
+
+/// Refuses what no device takes.
+pub(super) fn check(d: &Dispatch<'_>) -> Result<()> {
+    let (args, groups) = (d.args.len(), d.groups);
+    if args > ARGS || args % 4 != 0 {
+        return Err(unsupported(format!("{args} bytes of arguments; at most {ARGS}, a multiple of 4")));
+    }
+    if groups.contains(&0) {
+        return Err(unsupported(format!("a launch of {groups:?} workgroups")));
+    }
+    Ok(())
 }

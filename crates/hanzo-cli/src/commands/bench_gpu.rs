@@ -1,0 +1,317 @@
+//! `hanzo bench --op ... --device vulkan:N`: the speed of GPU kernels, one at a time.
+
+use std::num::NonZeroUsize;
+
+use anyhow::Context as _;
+use hanzo_gguf::Format;
+use serde_json::{Value, json};
+
+use crate::bench::gpu::contraction::{self, Case, Contraction};
+use crate::bench::gpu::lab::{Effort, Lab};
+use crate::bench::gpu::report::{self, Fields, What};
+use crate::bench::gpu::rows::Norm;
+use crate::bench::gpu::stream::{self, Fill, ReadRoof};
+use crate::bench::gpu::subject::Subject;
+use crate::bench::gpu::sweep;
+use crate::bench::report::{OutputFormat, csv, object};
+use crate::cli::Context;
+use crate::failure::Failure;
+use crate::output;
+
+/// Configurations of a sweep that are told.
+const TOLD: usize = 4;
+
+/// Flags that only GPU kernels have.
+#[derive(clap::Args)]
+pub struct GpuFlags {
+    /// Kernels by name instead of those the engine would take, e.g. gemm_dot,gemm_coop
+    #[arg(long, value_name = "KERNEL", value_delimiter = ',', requires = "device")]
+    kernel: Vec<String>,
+    /// Tuning constants, e.g. ROWS=2,THREADS=256
+    #[arg(long = "const", value_name = "NAME=N", value_delimiter = ',', value_parser = parse_constant, requires = "device")]
+    constants: Vec<(String, u32)>,
+    /// Try other constants too and tell the fastest
+    #[arg(long, requires = "device")]
+    sweep: bool,
+    /// Experts of moe-matvec and moe-gemm
+    #[arg(long, value_name = "N", default_value = "128", requires = "device")]
+    experts: NonZeroUsize,
+    /// Experts that each token uses
+    #[arg(long, value_name = "N", default_value = "8", requires = "device")]
+    active: NonZeroUsize,
+    /// MiB of weights to visit before any of them again (0: one copy)
+    #[arg(long, value_name = "MIB", requires = "device")]
+    working_set: Option<u64>,
+    /// Launches in a row at most
+    #[arg(long, value_name = "N", default_value = "200", requires = "device")]
+    launches: NonZeroUsize,
+    /// Milliseconds that a row of launches should take at most
+    #[arg(long, value_name = "MS", default_value = "30", requires = "device")]
+    row_ms: NonZeroUsize,
+}
+
+fn parse_constant(text: &str) -> Result<(String, u32), String> {
+    let (name, value) = text.split_once('=').ok_or("it is not NAME=N, e.g. ROWS=2")?;
+    let value = value.trim().parse().map_err(|_| format!("`{value}` is no number"))?;
+    Ok((name.trim().to_ascii_uppercase(), value))
+}
+
+/// `vulkan:1`, or `vulkan` for the first.
+pub fn parse_device(text: &str) -> Result<usize, String> {
+    let number = match text.split_once(':') {
+        None if text == "vulkan" => Some(0),
+        Some(("vulkan", n)) => n.parse().ok(),
+        _ => None,
+    };
+    number.ok_or_else(|| "it is no GPU, e.g. vulkan:0 (see `hanzo devices`)".into())
+}
+
+/// An op that can be measured on a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Op {
+    /// Weights once from memory, for few tokens
+    Matvec,
+    /// Tiles of weights, for many tokens
+    Gemm,
+    /// As matvec, by experts
+    MoeMatvec,
+    /// As gemm, by experts
+    MoeGemm,
+    /// RMS norm of a sum; the shape is runs of a row and their columns
+    Norm,
+    /// Reads and writes alone: the device's roofs
+    Copy,
+    /// A launch that does nothing
+    Empty,
+}
+
+impl Op {
+    fn name(self) -> &'static str {
+        match self {
+            Op::Matvec => "matvec",
+            Op::Gemm => "gemm",
+            Op::MoeMatvec => "moe-matvec",
+            Op::MoeGemm => "moe-gemm",
+            Op::Norm => "norm",
+            Op::Copy => "copy",
+            Op::Empty => "empty",
+        }
+    }
+
+    fn is_moe(self) -> bool {
+        matches!(self, Op::MoeMatvec | Op::MoeGemm)
+    }
+}
+
+/// What to measure, from the common flags.
+pub struct Request<'a> {
+    pub op: Op,
+    pub device: usize,
+    pub formats: Vec<Format>,
+    pub shapes: &'a [(usize, usize)],
+    pub tokens: Vec<usize>,
+    pub repetitions: usize,
+    pub output: OutputFormat,
+}
+
+/// Lines as they come.
+struct Lines {
+    output: OutputFormat,
+    all: Vec<Fields>,
+    failures: usize,
+}
+
+impl Lines {
+    /// Keeps a line; JSON lines are printed at once, so that an end from outside loses nothing.
+    fn add(&mut self, line: Fields) -> anyhow::Result<()> {
+        if self.output == OutputFormat::Jsonl {
+            use std::io::Write;
+            let mut out = output::stdout();
+            writeln!(out, "{}", object(line.clone()))?;
+            out.finish()?;
+        }
+        self.all.push(line);
+        Ok(())
+    }
+
+    /// Notes what could not be measured, and goes on.
+    fn fail(&mut self, what: &What, kernel: &str, format: Option<Format>, why: String) -> anyhow::Result<()> {
+        self.failures += 1;
+        output::stderr_line(format_args!("{} {}: {why}", what.op, what.shape));
+        if self.output == OutputFormat::Jsonl {
+            let format = format.map(|f| f.name());
+            let line = [("op", json!(what.op)), ("shape", json!(what.shape)), ("n_tokens", json!(what.tokens))];
+            let more = [("kernel", json!(kernel)), ("format", json!(format)), ("error", json!(why))];
+            self.add(line.into_iter().chain(more).collect())?;
+            self.all.pop();
+        }
+        Ok(())
+    }
+
+    fn finish(self) -> anyhow::Result<()> {
+        use std::io::Write;
+        let mut out = output::stdout();
+        match self.output {
+            OutputFormat::Md if self.all.is_empty() => {}
+            OutputFormat::Md => report::table(&self.all, &mut out)?,
+            OutputFormat::Json => writeln!(out, "{:#}", self.all.into_iter().map(object).collect::<Value>())?,
+            OutputFormat::Jsonl => {}
+            OutputFormat::Csv => csv(self.all.into_iter(), &mut out)?,
+        }
+        out.finish()?;
+        match self.failures {
+            0 => Ok(()),
+            n => Err(Failure::new(format!("{n} of the measurements failed; see above")).into()),
+        }
+    }
+}
+
+/// Measures.
+pub fn run(request: &Request<'_>, flags: &GpuFlags, context: &Context) -> anyhow::Result<()> {
+    let effort = Effort {
+        launches: flags.launches.get(),
+        seconds: 1e-3 * flags.row_ms.get() as f64,
+        repetitions: request.repetitions,
+        working_set: flags.working_set.map(|mib| mib << 20),
+    };
+    let mut lab = Lab::open(request.device, effort)?;
+    context.note(format_args!("on {}", lab.info()));
+    let mut lines = Lines { output: request.output, all: Vec::new(), failures: 0 };
+    match request.op {
+        Op::Empty => {
+            for e in stream::empty(&lab)? {
+                lines.add(report::empty_fields(&lab, &e))?;
+            }
+        }
+        Op::Copy => copy(&mut lab, &mut lines)?,
+        _ => {
+            let roof = lab.roof()?;
+            if request.shapes.is_empty() {
+                return Err(Failure::usage(format!("--op {} needs --shape", request.op.name())).into());
+            }
+            for &shape in request.shapes {
+                for &tokens in &request.tokens {
+                    case(&lab, request, flags, shape, tokens, roof, &mut lines)?;
+                }
+            }
+        }
+    }
+    lines.finish()
+}
+
+/// Reads of memory in every way and of what caches may hold, and writes.
+fn copy(lab: &mut Lab, lines: &mut Lines) -> anyhow::Result<()> {
+    let roof = lab.roof()?;
+    let mut read = ReadRoof::new(&lab.gpu, lab.working_set())?;
+    let what = |shape: u64| What { op: "copy", shape: output::human_bytes(shape), tokens: 0 };
+    let mut best: Option<(f64, Vec<(String, u32)>)> = None;
+    for way in read.ways() {
+        let figures = lab.measure(&read, &way)?;
+        let seconds = figures.dependent().min(figures.independent());
+        if best.as_ref().is_none_or(|b| seconds < b.0) {
+            best = Some((seconds, way));
+        }
+        lines.add(report::fields(lab, &what(read.bytes()), &read, &figures, roof))?;
+    }
+    let (_, way) = best.context("there is a way to read")?;
+    for mib in [256, 128, 64, 32, 16, 8] {
+        if mib << 20 < lab.working_set() {
+            read.shrink(mib << 20);
+            let figures = lab.measure(&read, &way)?;
+            lines.add(report::fields(lab, &what(read.bytes()), &read, &figures, roof))?;
+        }
+    }
+    let fill = Fill::new(&lab.gpu, lab.working_set())?;
+    let figures = lab.measure(&fill, &[("THREADS".to_string(), 1024.min(lab.info().max_threads))])?;
+    lines.add(report::fields(lab, &what(fill.bytes()), &fill, &figures, roof))
+}
+
+/// One shape and number of tokens in every format, by every kernel.
+fn case(
+    lab: &Lab,
+    request: &Request<'_>,
+    flags: &GpuFlags,
+    (rows, cols): (usize, usize),
+    tokens: usize,
+    roof: f64,
+    lines: &mut Lines,
+) -> anyhow::Result<()> {
+    let op = request.op;
+    let what = What { op: op.name(), shape: format!("{rows}x{cols}"), tokens };
+    if op == Op::Norm {
+        let norm = Norm::new(&lab.gpu, tokens, rows, cols)?;
+        return one(lab, flags, &what, &norm, roof, lines);
+    }
+    if request.formats.is_empty() {
+        return Err(Failure::usage(format!("--op {} needs --format", op.name())).into());
+    }
+    let experts = op.is_moe().then_some((flags.experts.get(), flags.active.get()));
+    if experts.is_some_and(|(n, k)| k > n) {
+        return Err(Failure::usage("--active is more than --experts").into());
+    }
+    let matrices = lab.gpu.features.coop_f16 && lab.gpu.features.wave == 32;
+    for &format in &request.formats {
+        let case = Case { format, rows, cols, tokens, experts };
+        let few = matches!(op, Op::Matvec | Op::MoeMatvec);
+        let named: Vec<&'static str> =
+            flags.kernel.iter().filter_map(|k| hanzo_kernels::op(k)).map(|o| o.name.as_str()).collect();
+        if named.len() < flags.kernel.len() {
+            return Err(Failure::usage(format!("--kernel {}: there is no such kernel", flags.kernel.join(","))).into());
+        }
+        let kernels = if named.is_empty() { contraction::kernels(&case, few, matrices) } else { named };
+        let mut ready = match Contraction::new(&lab.gpu, case, lab.working_set()) {
+            Ok(ready) => ready,
+            Err(e) => {
+                lines.fail(&what, "", Some(format), format!("{e:#}"))?;
+                continue;
+            }
+        };
+        for kernel in kernels {
+            if kernel == "gemm_coop" {
+                ready.prepare_halves(&lab.gpu)?;
+            }
+            one(lab, flags, &what, &ready.with(kernel), roof, lines)?;
+        }
+    }
+    Ok(())
+}
+
+/// One subject, with the constants asked for or the best of a sweep.
+fn one(
+    lab: &Lab,
+    flags: &GpuFlags,
+    what: &What,
+    subject: &dyn Subject,
+    roof: f64,
+    lines: &mut Lines,
+) -> anyhow::Result<()> {
+    let key = subject.kernel();
+    let told = if flags.sweep {
+        sweep::search(lab, subject, &flags.constants).map(|found| (found.best(TOLD), found.failures))
+    } else {
+        lab.measure(subject, &flags.constants).map(|f| (vec![f], Vec::new()))
+    };
+    match told {
+        Ok((all, failures)) => {
+            for figures in all {
+                lines.add(report::fields(lab, what, subject, &figures, roof))?;
+            }
+            failures.into_iter().try_for_each(|why| lines.fail(what, key.op, key.format, why))
+        }
+        Err(e) => lines.fail(what, key.op, key.format, format!("{e:#}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_and_constants_are_read_from_the_command_line() {
+        assert_eq!(parse_device("vulkan:2"), Ok(2));
+        assert_eq!(parse_device("vulkan"), Ok(0));
+        assert!(parse_device("cuda:0").is_err() && parse_device("vulkan:x").is_err());
+        assert_eq!(parse_constant("rows=2"), Ok(("ROWS".into(), 2)));
+        assert!(parse_constant("ROWS").is_err());
+    }
+}
