@@ -41,7 +41,7 @@ pub(super) fn sorted(cx: &mut Lowering<'_>, e: Experts, slots: u32, live: Ptr, t
     let order = cx.scratch("moe.order", 4 * u64::from(slots));
     let tiles = cx.scratch("moe.tiles", 4 + 12 * tiles);
     let ids = cx.value(e.ids);
-    let threads = cx.features.max_threads.min(1024).max(cx.features.wave);
+    let threads = variants::most_threads(cx.features).max(cx.features.wave);
     let segments = (threads / e.n as u32).clamp(1, 64);
     let args = MoeSort { ids, order, tiles, live };
     let set = [("THREADS", threads), ("EXPERTS", e.n as u32), ("SEGMENTS", segments), ("TILE", tile)];

@@ -150,20 +150,23 @@ pub fn choose(
         // A tile's threads are fixed: whole waves, and not more than there may be. Mat-vecs take any number.
         let tile = !v.kernel.ends_with("matvec") && !v.kernel.starts_with("matvec");
         let threads = v.constants.iter().find(|c| c.0 == "THREADS").map_or(features.wave, |c| c.1);
-        let runs = !tile || (features.wave..=features.max_threads).contains(&threads);
+        let runs = !tile || (features.wave..=most_threads(features)).contains(&threads);
         (v.task, v.input) == (task, input) && tokens <= v.tokens && rows >= v.rows && runs
     };
+    let pinned = || PINNED.iter().find(|v| fits(v, load.tokens));
     if deterministic {
-        return PINNED.iter().find(|v| fits(v, load.tokens));
+        return pinned();
     }
-    match (task, load.experts) {
+    let found = match (task, load.experts) {
         (Task::Moe, Some((k, experts))) => {
             let average = (load.tokens * k).div_ceil(experts.max(1));
             let slots = MOE_SLOTS.iter().find(|v| fits(v, load.tokens));
             slots.or_else(|| VARIANTS.iter().find(|v| fits(v, average)))
         }
         _ => VARIANTS.iter().find(|v| fits(v, load.tokens)),
-    }
+    };
+    // Mat-vecs run in waves of any size, tiles do not.
+    found.or_else(pinned)
 }
 
 /// Units that a lane should have in flight: up to four, if at most a quarter of the turns is spent beyond the row's end.
@@ -177,7 +180,13 @@ pub fn units_in_flight(units: usize, lanes: u32) -> u32 {
 /// may be.
 pub fn threads(constants: &[(&str, u32)], features: &Features) -> u32 {
     let asked = constants.iter().find(|c| c.0 == "THREADS").map_or(128, |c| c.1);
-    asked.min(features.max_threads).max(features.wave)
+    asked.min(most_threads(features)).max(features.wave)
+}
+
+/// The most threads of a workgroup: 1024, what the device allows, and 32 waves, which every device takes.
+pub fn most_threads(features: &Features) -> u32 {
+    let waves = if features.wave > 1 { 32 * features.wave } else { 1024 };
+    features.max_threads.min(waves).min(1024)
 }
 
 /// Every variant in the order of choice, for listings.
