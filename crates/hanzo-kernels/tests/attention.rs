@@ -566,7 +566,7 @@ fn store(c: Heads) {
     let set = [
         ("WAVE", c.wave),
         ("THREADS", 64),
-        ("D", c.d as u32),
+        ("DQK", c.d as u32),
         ("DV", c.d_v as u32),
         ("NQ", nq as u32),
         ("NK", nk as u32),

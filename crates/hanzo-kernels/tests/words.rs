@@ -78,6 +78,8 @@ fn words() -> BTreeSet<String> {
         }
     }
     words.extend(["mk2", "mk4", "mkf4", "WAVE", "UNIT_GROUP", "UNIT_MIN", "Wt", "Unit", "Floats"].map(str::to_string));
+    // A layout, not a word.
+    words.remove("Q8");
     words.retain(|w| w.bytes().all(|c| c.is_ascii_alphanumeric() || c == b'_') && !w.is_empty());
     words
 }
@@ -190,6 +192,16 @@ fn indices_of_threads_stay_in_kernel_bodies() {
         for (name, _, _) in names(helpers) {
             let index = matches!(name, "THREAD" | "LANE" | "WAVE_ID" | "GROUP_X" | "GROUP_Y" | "GROUP_Z" | "GRID_LOAD");
             assert!(!index, "{file} uses {name} outside of KERNEL: pass it to the function");
+        }
+    }
+}
+
+#[test]
+fn constants_have_names_of_two_letters_or_more() {
+    // They are macros on most backends, whose headers use single letters.
+    for op in hanzo_kernels::ops() {
+        for (name, _) in hanzo_kernels::constants(&op.name) {
+            assert!(name.len() >= 2, "{}: the constant {name}", op.name);
         }
     }
 }

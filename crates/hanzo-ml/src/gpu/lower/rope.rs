@@ -87,7 +87,7 @@ fn launch(cx: &mut Lowering<'_>, h: &Heads<'_>) -> Result<()> {
     let neox = h.rope.is_none_or(|r| r.convention == RopeConvention::Neox);
     let set = [
         ("THREADS", (h.d.max(d_v) as u32).div_ceil(2).next_multiple_of(cx.features.wave).clamp(32, 128)),
-        ("D", h.d as u32),
+        ("DQK", h.d as u32),
         ("DV", d_v as u32),
         ("NQ", nq as u32),
         ("NK", nk as u32),

@@ -1,0 +1,1 @@
+// Empty: what SPIRV-Cross includes.
