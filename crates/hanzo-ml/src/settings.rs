@@ -6,6 +6,8 @@
 use crate::cpu::isa::IsaLevel;
 use crate::error::{Error, Result};
 use crate::levers::{LEVERS, LeverSet};
+use crate::vulkan::VulkanOptions;
+use std::path::PathBuf;
 
 /// Every environment variable and what it does; `<LEVER>` stands for a lever's id in capitals.
 pub const VARIABLES: &[(&str, &str)] = &[
@@ -13,8 +15,53 @@ pub const VARIABLES: &[(&str, &str)] = &[
     ("HANZO_<LEVER>_FALLBACK", "1: the lever is off"),
     ("HANZO_PLAN", "plain: every lever off"),
     ("HANZO_ISA", "portable | avx2 | avx512: use no instructions beyond these"),
+    ("HANZO_VK_VALIDATE", "1: run Vulkan under the Khronos validation layer"),
+    ("HANZO_VK_PROFILE", "1: time every kernel of every Vulkan step, and print what each step cost"),
+    ("HANZO_VK_INT_DOT", "on | off: use the packed int8 dot product, or not, whatever the device says of its speed"),
+    ("HANZO_VK_QUEUE", "compute | graphics: the kind of queue to prefer (default: compute)"),
     ("HANZO_CACHE", "folder for downloaded models (default: the XDG cache folder)"),
 ];
+
+/// What the environment says of Vulkan.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VulkanSettings {
+    /// Run under the validation layer.
+    pub validate: bool,
+    /// Time every kernel and print each step's costs.
+    pub profile: bool,
+    /// Use the packed int8 dot product, or not; `None`: as the device says.
+    pub int_dot: Option<bool>,
+    /// Prefer a queue that can also draw.
+    pub graphics_queue: bool,
+}
+
+impl VulkanSettings {
+    /// How to open a device, with a folder for its pipeline cache.
+    pub fn options(&self, pipeline_cache: Option<PathBuf>) -> VulkanOptions {
+        VulkanOptions {
+            validate: self.validate,
+            int_dot: self.int_dot,
+            graphics_queue: self.graphics_queue,
+            pipeline_cache,
+            plain: false,
+        }
+    }
+
+    fn from_lookup(get: impl Fn(&str) -> Option<String>) -> Result<VulkanSettings> {
+        let choice = |name: &str, yes: &str, no: &str| match get(name).as_deref() {
+            None | Some("") => Ok(None),
+            Some(v) if v == yes => Ok(Some(true)),
+            Some(v) if v == no => Ok(Some(false)),
+            Some(v) => Err(Error::Setting { name: name.into(), what: format!("is `{v}`; expected {yes} or {no}") }),
+        };
+        Ok(VulkanSettings {
+            validate: choice("HANZO_VK_VALIDATE", "1", "0")?.unwrap_or(false),
+            profile: choice("HANZO_VK_PROFILE", "1", "0")?.unwrap_or(false),
+            int_dot: choice("HANZO_VK_INT_DOT", "on", "off")?,
+            graphics_queue: choice("HANZO_VK_QUEUE", "graphics", "compute")?.unwrap_or(false),
+        })
+    }
+}
 
 /// What the environment says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +70,8 @@ pub struct Settings {
     pub levers: LeverSet,
     /// Instruction set in force.
     pub isa: IsaLevel,
+    /// How Vulkan devices are used.
+    pub vulkan: VulkanSettings,
 }
 
 impl Settings {
@@ -71,7 +120,8 @@ impl Settings {
                 None => return bad("HANZO_ISA", v, "portable, avx2 or avx512"),
             },
         };
-        Ok(Settings { levers, isa })
+        let vulkan = VulkanSettings::from_lookup(&get)?;
+        Ok(Settings { levers, isa, vulkan })
     }
 }
 
@@ -102,10 +152,27 @@ mod tests {
             ("HANZO_QKV_FALLBACK", "yes", "1 or 0"),
             ("HANZO_PLAN", "fast", "plain"),
             ("HANZO_ISA", "sse9", "portable, avx2 or avx512"),
+            ("HANZO_VK_VALIDATE", "yes", "1 or 0"),
+            ("HANZO_VK_INT_DOT", "1", "on or off"),
+            ("HANZO_VK_QUEUE", "copy", "graphics or compute"),
         ] {
             let e = read(&[(name, value)]).expect_err(name).to_string();
             assert!(e.contains(name) && e.contains(value) && e.contains(want), "{e}");
         }
+    }
+
+    #[test]
+    fn vulkan_is_left_alone_unless_the_environment_says_otherwise() {
+        assert_eq!(read(&[]).map(|s| s.vulkan), Ok(VulkanSettings::default()));
+        let all = [
+            ("HANZO_VK_VALIDATE", "1"),
+            ("HANZO_VK_PROFILE", "1"),
+            ("HANZO_VK_INT_DOT", "on"),
+            ("HANZO_VK_QUEUE", "graphics"),
+        ];
+        let want = VulkanSettings { validate: true, profile: true, int_dot: Some(true), graphics_queue: true };
+        assert_eq!(read(&all).map(|s| s.vulkan), Ok(want));
+        assert!(all.iter().all(|v| VARIABLES.iter().any(|known| known.0 == v.0)));
     }
 
     #[test]

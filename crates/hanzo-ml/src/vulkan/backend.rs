@@ -8,7 +8,7 @@ use super::physical::{Component, DeviceInfo, DeviceKind};
 use super::weights::VulkanWeights;
 use crate::backend::{Backend, Cache, CompileOptions, Executable, WeightSource, Weights};
 use crate::error::Result;
-use crate::gpu::{self, Features};
+use crate::gpu::{self, Features, Program};
 use crate::plan::Plan;
 use std::sync::Arc;
 
@@ -41,6 +41,27 @@ impl VulkanBackend {
     /// What kernels are chosen by.
     pub fn features(&self) -> &Features {
         &self.features
+    }
+
+    /// Makes a program that is already lowered executable: [`Backend::compile`]'s second half.
+    ///
+    /// # Errors
+    /// If a kernel is missing or does not compile, or memory is out.
+    pub fn executable(
+        &self,
+        program: Program,
+        options: &CompileOptions,
+        weights: &Arc<dyn Weights>,
+    ) -> Result<VulkanExecutable> {
+        self.bound(weights)?;
+        VulkanExecutable::new(&self.device, weights, program, options)
+    }
+
+    fn bound<'w>(&self, weights: &'w Arc<dyn Weights>) -> Result<&'w VulkanWeights> {
+        let bound = weights.as_any().downcast_ref::<VulkanWeights>();
+        bound
+            .filter(|w| Arc::ptr_eq(w.device(), &self.device))
+            .ok_or_else(|| unsupported("these weights were loaded by another backend".into()))
     }
 
     /// The same device with some features masked: how tests and levers run the kernels of lesser devices.
@@ -102,11 +123,8 @@ impl Backend for VulkanBackend {
         options: &CompileOptions,
         weights: &Arc<dyn Weights>,
     ) -> Result<Box<dyn Executable>> {
-        let bound = weights.as_any().downcast_ref::<VulkanWeights>();
-        let Some(bound) = bound.filter(|w| Arc::ptr_eq(w.device(), &self.device)) else {
-            return Err(unsupported("these weights were loaded by another backend".into()));
-        };
+        let bound = self.bound(weights)?;
         let program = gpu::lower::program(plan, options, &self.features, &|w| bound.vector(w))?;
-        Ok(Box::new(VulkanExecutable::new(&self.device, weights, program, options)?))
+        Ok(Box::new(self.executable(program, options, weights)?))
     }
 }

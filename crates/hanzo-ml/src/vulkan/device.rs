@@ -37,6 +37,8 @@ pub struct VulkanOptions {
     pub validate: bool,
     /// Use (or do not use) the packed int8 dot product whatever the device says of its speed.
     pub int_dot: Option<bool>,
+    /// Prefer a queue that can also draw to one that only computes.
+    pub graphics_queue: bool,
     /// Folder for the pipeline cache; `None`: none is kept.
     pub pipeline_cache: Option<PathBuf>,
     /// Use no copy queue, no host-visible device memory and no cooperative matrices, as if the device had none: a test's
@@ -67,6 +69,11 @@ impl Device {
     pub fn open(index: usize, options: &VulkanOptions) -> Result<Arc<Device>> {
         let instance = Instance::new(options.validate)?;
         let (physical, mut info) = pick(&instance, index)?;
+        if options.graphics_queue
+            && let Some(family) = info.families.graphics
+        {
+            info.families.compute = family;
+        }
         if options.plain {
             info.families.transfer = None;
             info.transfer_queue = false;

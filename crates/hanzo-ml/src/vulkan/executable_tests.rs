@@ -80,21 +80,22 @@ fn plan() -> (Plan, ValueId, ValueId, ValueId) {
     (p, x, h, y)
 }
 
-/// A copy of `words` words, by the kernel that brings F32 rows out of the device layout.
+/// A copy of `words` words, as one row.
 fn copy(op: usize, features: &Features, from: Ptr, to: Ptr, words: usize) -> Launch {
-    let w = args::Weight { base: from, planes: [0; 3], table: Ptr::NONE };
-    let bytes = 4 * words as u32;
-    let a = args::Unpack {
-        w,
-        dst: to,
-        block_bytes: 128,
-        row_blocks: 1,
-        row_bytes: 128,
-        first_block: 0,
-        bytes,
-        stride: 256,
+    let (n, none) = (words as u32, Ptr::NONE);
+    let a = args::CopyRows {
+        a: from,
+        b: none,
+        live: none,
+        out_rows: none,
+        y: to,
+        cols_a: n,
+        cols_b: 0,
+        stride: n,
+        first: 0,
     };
-    Launch::new(op, Some(Format::F32), features, &a, &[], [1, 1, 1]).expect("a launch")
+    let groups = [n.div_ceil(128), 1, 1];
+    Launch::new(op, None, features, &a, &[("VEC", 0), ("MASK", 0)], groups).expect("a launch")
 }
 
 /// The body copies `x` to `h` and marks the keys of layer 1; the head puts its output rows' numbers into `y`.
@@ -208,7 +209,7 @@ fn profiling_times_every_launch_and_can_be_turned_off() {
     step(8, &[1, 2, 3], |batch| e.run(batch, &mut *cache, &mut |_, _| {})).expect("a step");
     let r = e.report().expect("a report");
     let kernels: Vec<&str> = r.kernels.iter().map(|k| k.kernel.as_str()).collect();
-    assert_eq!(kernels, ["unpack.f32", "fill", "unpack.f32"]);
+    assert_eq!(kernels, ["copy_rows", "fill", "copy_rows"]);
     assert!(r.gpu.is_some_and(|g| g > 0.0) && r.kernels.iter().all(|k| k.seconds >= 0.0));
     let ops: Vec<usize> = e.profile().iter().map(|t| t.op).collect();
     assert_eq!(ops, [0, 1]);

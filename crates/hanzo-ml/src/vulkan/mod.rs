@@ -23,6 +23,7 @@ mod weights;
 pub use backend::VulkanBackend;
 pub use cache::VulkanCache;
 pub use device::{Device, VulkanOptions};
+pub use executable::VulkanExecutable;
 pub use instance::Instance;
 pub use physical::{Component, DeviceInfo, DeviceKind, MatrixShape, devices};
 pub use weights::VulkanWeights;

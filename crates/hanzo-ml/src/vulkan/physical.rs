@@ -116,6 +116,8 @@ pub struct DeviceInfo {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Families {
     pub compute: u32,
+    /// One that computes and draws.
+    pub graphics: Option<u32>,
     pub transfer: Option<u32>,
     pub timestamps: bool,
 }
@@ -244,6 +246,7 @@ fn describe(instance: &Instance, p: vk::PhysicalDevice) -> Result<DeviceInfo> {
         .position(|q| q.queue_flags.contains(Q::TRANSFER) && !q.queue_flags.intersects(Q::GRAPHICS | Q::COMPUTE));
     let families = Families {
         compute: compute.unwrap_or(0) as u32,
+        graphics: queues.iter().position(|q| q.queue_flags.contains(Q::COMPUTE | Q::GRAPHICS)).map(|q| q as u32),
         transfer: transfer.map(|t| t as u32),
         timestamps: compute.is_some_and(|c| queues[c].timestamp_valid_bits > 0),
     };

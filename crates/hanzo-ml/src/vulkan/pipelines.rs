@@ -187,7 +187,10 @@ fn read_cache(file: &Path) -> Option<Vec<u8>> {
 fn write_cache(file: &Path, data: &[u8]) -> std::io::Result<()> {
     let folder = file.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder)?;
-    let temporary = file.with_extension(format!("{}.tmp", std::process::id()));
+    // The upload's thread and a compilation may both write.
+    static TURN: AtomicU64 = AtomicU64::new(0);
+    let turn = TURN.fetch_add(1, Ordering::Relaxed);
+    let temporary = file.with_extension(format!("{}.{turn}.tmp", std::process::id()));
     let mut bytes = checksum(data).to_le_bytes().to_vec();
     bytes.extend_from_slice(data);
     let done = std::fs::write(&temporary, bytes).and_then(|()| std::fs::rename(&temporary, file));

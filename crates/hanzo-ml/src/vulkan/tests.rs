@@ -155,3 +155,17 @@ fn an_unknown_failure_of_the_driver_names_what_failed() {
     let e = super::error::failed("frob")(ash::vk::Result::ERROR_OUT_OF_DEVICE_MEMORY);
     assert!(matches!(&e, Error::Memory(what) if what.contains("-ngl")), "{e}");
 }
+
+#[test]
+fn a_lost_device_says_so_from_then_on_and_is_closed_cleanly() {
+    let Some(gpu) = gpu(VulkanOptions::default()) else { return };
+    let memory = gpu.zeros(64).expect("memory");
+    let first = gpu.device().error(ash::vk::Result::ERROR_DEVICE_LOST, "add two numbers").to_string();
+    assert!(first.contains("was lost while it had to add two numbers") && first.contains("vulkan:0"), "{first}");
+    for later in [gpu.read(&memory).err(), gpu.zeros(64).err(), gpu.device().settle().err()] {
+        assert_eq!(later.map(|e| e.to_string()), Some(first.clone()));
+    }
+    let messages = gpu.device().instance.clone();
+    drop((memory, gpu));
+    assert_eq!(messages.take_messages(), Vec::<String>::new());
+}
