@@ -236,8 +236,9 @@ impl Subject for WithKernel<'_> {
             return Err(format!("BM is one of {HEIGHTS:?}"));
         }
         if self.kernel == "gemm_coop" {
-            if threads != 256 || bm < 32 {
-                return Err("THREADS is 256 and BM at least 32".into());
+            // A wave has at least 16 rows of x.
+            if !(threads == 256 || threads == 512) || bm < 32 || 8 * bm < threads {
+                return Err("THREADS is 256 or 512 and BM at least 32 and THREADS / 8".into());
             }
         } else {
             let [tm, tn, bu] = ["TM", "TN", "BU"].map(|n| c.get(n));
@@ -247,7 +248,8 @@ impl Subject for WithKernel<'_> {
             }
         }
         let more = case.experts.map_or(0, |e| e.0 as u32);
-        Ok([rows.div_ceil(bn), slots.div_ceil(bm) + more, 1])
+        let (across, tiles) = (rows.div_ceil(bn), slots.div_ceil(bm) + more);
+        Ok(if self.kernel == "gemm_coop" { [tiles, across, 1] } else { [across, tiles, 1] })
     }
 
     fn copies(&self) -> usize {
@@ -343,7 +345,7 @@ impl Subject for WithKernel<'_> {
             (512, 128, 64, 4, 4),
         ];
         match self.kernel {
-            "gemm_coop" => vec![axis("BM", &[32, 64, 128])],
+            "gemm_coop" => vec![axis("BM", &[32, 64, 128]), axis("THREADS", &[256, 512])],
             "gemm_f32" => vec![tiles.map(tile).to_vec()],
             k if k.starts_with("gemm") => vec![tiles.map(tile).to_vec(), axis("BU", &[1, 2, 4])],
             _ => {
