@@ -6,6 +6,7 @@ use anyhow::Context as _;
 use hanzo_gguf::Format;
 use serde_json::{Value, json};
 
+use crate::bench::gpu::attention::{self, Attention};
 use crate::bench::gpu::contraction::{self, Case, Contraction};
 use crate::bench::gpu::lab::{Effort, Lab};
 use crate::bench::gpu::report::{self, Fields, What};
@@ -79,6 +80,8 @@ pub enum Op {
     MoeGemm,
     /// RMS norm of a sum; the shape is runs of a row and their columns
     Norm,
+    /// Attention of the last tokens over an f16 cache; the shape is keys and columns of a head (--const NKV=8,GROUP=4)
+    Attention,
     /// Reads and writes alone: the device's roofs
     Copy,
     /// A launch that does nothing
@@ -93,6 +96,7 @@ impl Op {
             Op::MoeMatvec => "moe-matvec",
             Op::MoeGemm => "moe-gemm",
             Op::Norm => "norm",
+            Op::Attention => "attention",
             Op::Copy => "copy",
             Op::Empty => "empty",
         }
@@ -241,6 +245,13 @@ fn case(
     if op == Op::Norm {
         let norm = Norm::new(&lab.gpu, tokens, rows, cols)?;
         return one(lab, flags, &what, &norm, roof, lines);
+    }
+    if op == Op::Attention {
+        let number =
+            |name: &str, default: usize| flags.constants.iter().find(|c| c.0 == name).map_or(default, |c| c.1 as usize);
+        let (n_kv, group) = (number("NKV", 8), number("GROUP", 4));
+        let case = attention::Case { tokens, keys: rows, d: cols, n_kv, group };
+        return one(lab, flags, &what, &Attention::new(&lab.gpu, case, lab.working_set())?, roof, lines);
     }
     if request.formats.is_empty() {
         return Err(Failure::usage(format!("--op {} needs --format", op.name())).into());

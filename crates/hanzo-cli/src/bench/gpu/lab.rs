@@ -1,5 +1,7 @@
 //! A device under measurement: launches a subject many times in recorded chains and reads the device's clock.
 
+use std::time::Instant;
+
 use anyhow::Context as _;
 use hanzo_ml::vulkan::chain::Chain;
 use hanzo_ml::vulkan::raw::{Dispatch, Kernel};
@@ -15,6 +17,8 @@ use crate::measure::stats;
 const GPU_WORKING_SET: u64 = 512 << 20;
 /// Working set in last-level caches, where they are known.
 const TIMES_CACHE: u64 = 4;
+/// Runs of a short chain.
+const MOST_REPETITIONS: usize = 25;
 
 /// How to measure.
 #[derive(Clone, Copy, Debug)]
@@ -145,15 +149,20 @@ impl Lab {
         Ok(Figures { constants, groups, launches, dependent, independent, check })
     }
 
-    /// Seconds a launch of chains of `launches`, run in turn, after one run each that warms up.
+    /// Seconds a launch of chains of `launches`, run in turn. Before that they run for as long as one may take, so that a
+    /// device that rested is at its clocks; short chains run more often than asked for.
     pub fn times<const N: usize>(&self, chains: &[Chain; N], launches: usize) -> anyhow::Result<[Vec<f64>; N]> {
+        let (start, mut warm) = (Instant::now(), 0usize);
+        while warm == 0 || start.elapsed().as_secs_f64() < self.effort.seconds {
+            for chain in chains {
+                chain.run()?;
+            }
+            warm += 1;
+        }
         let mut seconds = [const { Vec::new() }; N];
-        for i in 0..=self.effort.repetitions {
+        for _ in 0..self.effort.repetitions.max(warm.min(MOST_REPETITIONS)) {
             for (chain, to) in chains.iter().zip(&mut seconds) {
-                let took = chain.run()?.seconds();
-                if i > 0 {
-                    to.push(took / launches as f64);
-                }
+                to.push(chain.run()?.seconds() / launches as f64);
             }
         }
         Ok(seconds)

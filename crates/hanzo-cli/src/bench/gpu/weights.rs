@@ -114,7 +114,8 @@ impl Resident {
         let kernel = gpu.kernel("pack", code(key)?, &Constants::of(key, gpu, &[], &[])?.values())?;
         for part in whole.split(PART) {
             let (first, n) = (u64::from(part.first_block()), u64::from(part.blocks()));
-            let mut bytes: Vec<u8> = (first..first + n).flat_map(|i| matrix.block(i)).copied().collect();
+            let mut bytes = Vec::with_capacity(n as usize * matrix.pool[0].len() + 16);
+            (first..first + n).for_each(|i| bytes.extend_from_slice(matrix.block(i)));
             bytes.resize(bytes.len().next_multiple_of(16), 0);
             let src = gpu.upload(&bytes)?;
             for m in &memories {
