@@ -343,7 +343,7 @@ impl Ready {
             cap: c.cap,
         };
         let mut set = self.constants();
-        set.extend([("KEYS", keys), ("SPLITS", c.splits), ("HEADS", heads), ("RED", 2.min(heads))]);
+        set.extend([("KEYS", keys), ("SPLITS", c.splits), ("HEADS", heads), ("RED", 3.min(heads))]);
         let tiles = (c.group as u32).div_ceil(heads);
         launch(&mut self.memory, &args, &set, [c.splits, c.n_kv as u32 * tiles, n as u32 + 2]);
         let m = &mut self.memory;
@@ -548,15 +548,17 @@ fn store(c: Heads) {
     let (k_before, v_before) = (blank(kf, c.d, nk), blank(vf, c.d_v, nv));
     let v_order = cache::values_order(c.d_v);
     let m = &mut memory;
+    // Three rows that are not of the step.
+    let padded = |x: &[f32], cols: usize| bytes_of(&[x, &vec![f32::NAN; 3 * cols]].concat());
     let args = QkNormRope {
-        q: m.read(&bytes_of(&q)),
-        k: m.read(&bytes_of(&k)),
-        v: m.read(&bytes_of(&v)),
+        q: m.read(&padded(&q, nq * c.d)),
+        k: m.read(&padded(&k, nk * c.d)),
+        v: m.read(&padded(&v, nv * c.d_v)),
         q_norm: m.read(&bytes_of(&weights[0])),
         k_norm: m.read(&bytes_of(&weights[1])),
         live: m.read(&words(&[n as u32])),
-        angles: m.read(&bytes_of(&angles)),
-        slots: m.read(&words(&slots)),
+        angles: m.read(&padded(&angles, c.turns)),
+        slots: m.read(&words(&[&slots[..], &[7; 3]].concat())),
         q_out: m.output(4 * q.len()),
         k_out: m.output(4 * k.len()),
         kc: m.write(&k_before),

@@ -27,8 +27,8 @@ pub(super) fn values_in_key_order(d: usize) -> bool {
 
 /// The most query heads that one group of threads takes.
 const MOST_HEADS: usize = 8;
-/// Workgroup memory that attention may take, so that several groups fit on a unit: what every device has.
-const MOST_SHARED: usize = 32 << 10;
+/// Workgroup memory that attention may take, so that several groups fit on a unit.
+const MOST_SHARED: usize = 48 << 10;
 /// The widest value rows that the tiled kernel holds sums for.
 const WIDEST_TILE: usize = 256;
 /// Groups of threads that fill a device.
@@ -121,13 +121,14 @@ fn decode(
     let keys: usize = if spec.d_v > 128 { 32 } else { 64 };
     // Query heads of one group of threads, and how many of them are summed up at a time.
     let shared = |heads: usize, red: usize| 4 * heads * (spec.d_k + threads + keys + 1) + 32 * red * threads;
+    let limit = MOST_SHARED.min(cx.features.shared_bytes as usize);
     let mut tiles = s.group.div_ceil(MOST_HEADS);
-    while tiles < s.group && shared(s.group.div_ceil(tiles), 1) > MOST_SHARED {
+    while tiles < s.group && shared(s.group.div_ceil(tiles), 1) > limit {
         tiles += 1;
     }
     let heads = s.group.div_ceil(tiles);
     let tiles = s.group.div_ceil(heads);
-    let red = if heads > 1 && shared(heads, 2) <= MOST_SHARED { 2 } else { 1 };
+    let red = (2..=heads).rev().find(|r| shared(heads, *r) <= limit).unwrap_or(1);
     // A token sees at most so many runs of `keys` keys, the first and the last of which it may see in part.
     let seen = spec.window.map_or(cx.options.n_ctx, |w| cx.options.n_ctx.min(w as usize + 2 * keys));
     let groups = if cx.options.deterministic { 1 } else { s.tokens } * spec.n_kv * tiles;
@@ -157,7 +158,7 @@ fn decode(
     };
     let mut set = s.set.clone();
     set.extend([("THREADS", threads as u32), ("KEYS", keys as u32), ("SPLITS", splits as u32)]);
-    set.extend([("HEADS", heads as u32), ("RED", red)]);
+    set.extend([("HEADS", heads as u32), ("RED", red as u32)]);
     cx.launch(None, &args, &set, [splits as u32, (spec.n_kv * tiles) as u32, s.tokens as u32])?;
     // The f32 rows are left out if nothing but the quantization reads them.
     let planes = match quantize {
