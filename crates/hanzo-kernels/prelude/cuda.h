@@ -114,3 +114,25 @@ FN u32 GRID(Wt w, u32 i) { return hz_grid[i]; }
 #else
 FN u32 GRID(Wt w, u32 i) { return LD1(w.tab, i); }
 #endif
+
+// ---- tensor cores, for ops/cuda ----
+typedef const u32x4* TileLine;
+#define TILE_LINE(tile_, i_) (&(tile_)[i_])
+struct HzInt4 { i32 x, y, z, w; };
+FN u32x4 hz_ldmatrix4(TileLine line) {
+  u32x4 v;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"((u32)__cvta_generic_to_shared(line)) : "memory");
+  return v;
+}
+FN HzInt4 hz_mma_k32(u32x4 a, u32 b0, u32 b1) {
+  HzInt4 c;
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+      : "=r"(c.x), "=r"(c.y), "=r"(c.z), "=r"(c.w) : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1), "r"(0));
+  return c;
+}
+FN HzInt4 hz_mma_k16(u32 a0, u32 a1, u32 b0) {
+  HzInt4 c;
+  asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %7, %7, %7};"
+      : "=r"(c.x), "=r"(c.y), "=r"(c.z), "=r"(c.w) : "r"(a0), "r"(a1), "r"(b0), "r"(0));
+  return c;
+}

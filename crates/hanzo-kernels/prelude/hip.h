@@ -118,3 +118,21 @@ FN u32 GRID(Wt w, u32 i) { return hz_grid[i]; }
 #else
 FN u32 GRID(Wt w, u32 i) { return LD1(w.tab, i); }
 #endif
+
+// ---- matrix cores, for ops/hip ----
+typedef const u32x4* TileLine;
+#define TILE_LINE(tile_, i_) (&(tile_)[i_])
+typedef i32 HzInt4 __attribute__((ext_vector_type(4)));
+typedef i32 HzInt8 __attribute__((ext_vector_type(8)));
+FN u32x4 hz_line(TileLine line) { return *line; }
+FN HzInt8 hz_zeros8() { return HzInt8{0, 0, 0, 0, 0, 0, 0, 0}; }
+#if defined(__GFX11__)
+FN HzInt8 hz_wmma_i8(u32x4 a, u32x4 b, HzInt8 c) {
+  return __builtin_amdgcn_wmma_i32_16x16x16_iu8_w32(true, __builtin_bit_cast(HzInt4, a), true, __builtin_bit_cast(HzInt4, b), c, false);
+}
+#endif
+#if defined(__gfx940__) || defined(__gfx941__) || defined(__gfx942__) || defined(__gfx950__)
+FN HzInt4 hz_mfma_i8(u32x2 a, u32x2 b) {
+  return __builtin_amdgcn_mfma_i32_16x16x32_i8(__builtin_bit_cast(long, a), __builtin_bit_cast(long, b), HzInt4{0, 0, 0, 0}, 0, 0, 0);
+}
+#endif

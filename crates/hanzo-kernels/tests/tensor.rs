@@ -1,0 +1,148 @@
+//! The tensor-core GEMMs of CUDA and HIP on the host, with their instructions emulated register by register (`tensor/words.h`): bit for bit what
+//! `gemm_dot` gives, for a format of each kind. No hardware has run them yet.
+#![cfg(unix)]
+
+use hanzo_gguf::{Format, formats::to_float};
+use hanzo_kernels::args::{Args, GemmDot, Weight};
+use hanzo_kernels::host::{HostKernel, Memory};
+use hanzo_kernels::run::Run;
+use hanzo_kernels::{Key, Target, format_file, op, tables, text};
+
+/// Each kernel, its wave size, and the registers of the step that tests use: fewer waves than on a GPU, so that tails are met.
+const KERNELS: [(&str, u32); 3] = [("gemm_mma", 32), ("gemm_wmma", 32), ("gemm_mfma", 64)];
+const ROWS: usize = 37;
+const TOKENS: usize = 21;
+
+/// SplitMix64 (Steele, Lea and Flood 2014).
+struct Rng(u64);
+
+impl Rng {
+    fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Blocks of finite values.
+    fn blocks(&mut self, format: Format, elements: usize) -> Vec<u8> {
+        let mut values = vec![0.0; format.block_len()];
+        let mut all = Vec::new();
+        while all.len() < elements / format.block_len() * format.block_bytes() {
+            let block: Vec<u8> = (0..format.block_bytes()).map(|_| self.bits() as u8).collect();
+            to_float(format, &block, &mut values);
+            if values.iter().all(|v| v.abs() < 1e6) {
+                all.extend(block);
+            }
+        }
+        all
+    }
+
+    fn words(&mut self, n: usize, word: impl Fn(u64) -> u32) -> Vec<u8> {
+        (0..n).flat_map(|_| word(self.bits()).to_le_bytes()).collect()
+    }
+}
+
+/// Runs a kernel whose arguments are those of `gemm_dot`.
+fn run(
+    name: &'static str,
+    format: Format,
+    memory: &mut Memory,
+    args: &impl Args<u64>,
+    set: &[(&str, u32)],
+    groups: [u32; 3],
+) {
+    let mut text = text(Key { op: name, format: Some(format) }, Target::Host).expect("an op of this crate");
+    if name.starts_with("gemm_") && name != "gemm_dot" {
+        let words = format!("{}\n// math\n", include_str!("tensor/words.h"));
+        text = text.replacen("\n// math\n", &words, 1);
+    }
+    let kernel = HostKernel::compile(&text, set).unwrap_or_else(|e| panic!("{name} {format}: {e}"));
+    let mut pointers = Vec::new();
+    let mut bytes = args.encode(&mut |at, address| pointers.push((at, address)));
+    for (at, address) in pointers {
+        bytes[at..at + 8].copy_from_slice(&address.to_le_bytes());
+    }
+    kernel.run(memory, &bytes, groups).unwrap_or_else(|e| panic!("{format}: {e}"));
+}
+
+/// Both kernels' outputs for the same random weights and activations.
+fn compare(format: Format, terms: u32, moe: bool) {
+    let rng = &mut Rng(u64::from(format.id()) + u64::from(terms));
+    let experts = if moe { 2 } else { 1 };
+    let cols = format.block_len().max(96).next_multiple_of(format.block_len());
+    let (units, x_rows) = (cols / 32, TOKENS * terms as usize);
+    let weights = Run::whole(format, experts * ROWS, cols).expect("a weight");
+    let mut memory = Memory::new();
+    let mut gguf = rng.blocks(format, experts * ROWS * cols);
+    gguf.resize(gguf.len().next_multiple_of(4), 0);
+    let (src, base) = (memory.read(&gguf), memory.output(weights.layout().bytes as usize));
+    let (pack, groups) = weights.pack(src, base);
+    run("pack", format, &mut memory, &pack, &[], groups);
+    let device = memory.bytes(base).to_vec();
+
+    let mut memory = Memory::new();
+    let table = format_file(format).and_then(|f| f.table.as_deref()).map_or(Vec::new(), tables::codebook);
+    let table: Vec<u8> = table.iter().flat_map(|w| w.to_le_bytes()).collect();
+    let list =
+        |memory: &mut Memory, v: &[u32]| memory.read(&v.iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<u8>>());
+    let args = GemmDot {
+        w: Weight { base: memory.read(&device), planes: weights.layout().planes(), table: memory.read(&table) },
+        xq: memory.read(&rng.words(x_rows * units * 8, |b| b as u32)),
+        xd: memory.read(&rng.words(x_rows * units, |b| ((b as u32 >> 9) as f32 / 8_388_608.0).to_bits())),
+        xs: memory.read(&rng.words(x_rows * units, |b| b as u32 & 0x07ff_07ff)),
+        bias: memory.read(&rng.words(experts * ROWS, |b| (b as u32 as f32).to_bits())),
+        y: memory.output(4 * TOKENS * ROWS),
+        live: list(&mut memory, &[TOKENS as u32 - 1]),
+        // Slots in no order; the last is in no tile.
+        tiles: list(&mut memory, &[2, 1, 0, 11, 0, 11, 9]),
+        order: list(&mut memory, &(0..TOKENS as u32).map(|i| i * 8 % 21).collect::<Vec<_>>()),
+        rows: ROWS as u32,
+        units: units as u32,
+        div: 1,
+        bias_stride: ROWS as u32,
+    };
+    let own = [("TERMS", terms), ("BIAS", 1), ("MOE", u32::from(moe))];
+    let groups = |bm: u32, bn: u32| [(ROWS as u32).div_ceil(bn), if moe { 3 } else { (x_rows as u32).div_ceil(bm) }, 1];
+    run("gemm_dot", format, &mut memory, &args, &own, groups(64, 64));
+    let want = memory.u32s(args.y);
+    assert!(want[..20 * ROWS].iter().any(|w| f32::from_bits(*w).is_finite()));
+    for (name, wave) in KERNELS {
+        memory.bytes_mut(args.y).fill(0xff);
+        let tile = [("WAVE", wave), ("THREADS", 4 * wave), ("BM", 32), ("BN", 64), ("WM", 2), ("MI", 1), ("NI", 2)];
+        let set: Vec<(&str, u32)> = own.iter().chain(&tile).copied().collect();
+        run(name, format, &mut memory, &args, &set, groups(32, 64));
+        let got = memory.u32s(args.y);
+        let wrong = want.iter().zip(&got).position(|(w, g)| w != g);
+        assert_eq!(wrong, None, "{name} {format} with TERMS {terms}, MOE {moe}: {got:x?} is not {want:x?}");
+    }
+}
+
+#[test]
+fn tensor_core_gemms_give_the_bits_of_gemm_dot() {
+    // Groups of 32 and of 16, with and without minima, and one with a codebook.
+    for format in [Format::Q8_0, Format::Q4_K, Format::Q6_K, Format::Q2_K, Format::IQ3_XXS] {
+        compare(format, 1, false);
+    }
+}
+
+#[test]
+fn two_terms_of_activations_meet_in_one_row() {
+    compare(Format::Q4_K, 2, false);
+    compare(Format::Q6_K, 2, false);
+}
+
+#[test]
+fn tiles_of_experts_go_to_their_slots() {
+    compare(Format::Q4_K, 1, true);
+}
+
+#[test]
+fn tensor_core_gemms_are_one_kernel_behind_the_arguments_of_gemm_dot() {
+    let body = |name: &str| op(name).expect("an op").body.split_once("KERNEL {").expect("a kernel").1.to_string();
+    let args = |name: &str| op(name).expect("an op").args.iter().map(|a| (a.name.clone(), a.kind)).collect::<Vec<_>>();
+    for (name, _) in KERNELS {
+        assert_eq!(body(name), body("gemm_mma"), "{name} differs from gemm_mma in more than its fragments");
+        assert_eq!(args(name), args("gemm_dot"), "{name} takes other arguments than gemm_dot");
+    }
+}
