@@ -4,7 +4,7 @@
 
 use hanzo_gguf::{Format, formats::to_float};
 use hanzo_kernels::args::{
-    Args, GemmDot, GemmF32, GluMatvec, Matvec, MatvecF32, MoeCombine, MoeSort, Quantize, Weight,
+    Args, GemmDot, GemmF32, GluMatvec, Matvec, MatvecF32, MoeCombine, MoeDown, MoeSort, Quantize, Weight,
 };
 use hanzo_kernels::host::{HostKernel, Memory};
 use hanzo_kernels::run::Run;
@@ -641,6 +641,53 @@ fn experts_meet_f64_in_matvec_and_gemm() {
                 }
                 check(&w, &m.f32s(y), n, None, &format!("{what}, many: {many}"), want);
             }
+        }
+    }
+}
+
+#[test]
+fn the_experts_last_matrix_sums_a_tokens_slots() {
+    let rng = &mut Rng(8);
+    let experts = 4;
+    for format in [Format::Q4_K, Format::Q6_K, Format::Q4_0] {
+        for (rows, k, tokens, live, wave) in [(5, 2, 3, 2, 8), (70, 5, 1, 1, 32), (9, 1, 2, 2, 64), (1, 3, 1, 0, 1)] {
+            let w = Matrix::new(format, experts, rows, some_cols(format)[0].max(64), rng);
+            let ids: Vec<u32> = (0..tokens * k).map(|_| rng.below(experts) as u32).collect();
+            let (x, bias) = (rng.floats(tokens * k * w.cols), rng.floats(experts * rows));
+            let (weights, acts) = (rng.floats(tokens * k), Acts::of(&x, w.cols));
+            let mut m = Memory::new();
+            let [xq, xd, xs] = acts.bind(&mut m);
+            let y = m.output(4 * tokens * rows);
+            let args = MoeDown {
+                w: w.bind(&mut m),
+                xq,
+                xd,
+                xs,
+                bias: read_f32(&mut m, &bias),
+                ids: read_u32(&mut m, &ids),
+                weights: read_f32(&mut m, &weights),
+                y,
+                live: read_u32(&mut m, &[live as u32]),
+                rows: rows as u32,
+                units: w.units(),
+                slots: k as u32,
+                bias_stride: rows as u32,
+            };
+            let set = [("WAVE", wave), ("ROWS", 2), ("UNITS", 3), ("BIAS", 1)];
+            launch(Some(format), &mut m, &args, &set, [(rows as u32).div_ceil(128 / wave * 2), tokens as u32, 1]);
+            check(&w, &m.f32s(y), live, None, &format!("moe_down {format} {rows} rows"), |t, row| {
+                let (mut v, mut e) = (0.0, 0.0);
+                for s in t * k..(t + 1) * k {
+                    let (expert, weight) = (ids[s] as usize, f64::from(weights[s]));
+                    // A slot's own sum, and one of all slots.
+                    let additions = w.cols as f64 / 8.0 + k as f64;
+                    let (dot, bound) = w.dot(expert, row, &acts.row(s, w.cols), additions);
+                    let b = f64::from(bias[expert * rows + row]);
+                    v += weight * (dot + b);
+                    e += weight.abs() * (bound + (k as f64 + 3.0) * U * (dot.abs() + b.abs()));
+                }
+                (v, e)
+            });
         }
     }
 }

@@ -150,6 +150,16 @@ pub const LEVERS: &[Lever] = &[
         kind: LeverKind::Variant,
     },
     Lever {
+        id: "moe_down",
+        reason: "the experts' last matrix sums a token's slots itself at few tokens: one launch and one barrier less a layer",
+        regimes: &[Regime::LaunchDecode, Regime::BusyDecode],
+        backends: &["vulkan"],
+        oracle: "feed_forward_numeric",
+        default_on: true,
+        changes_layout: false,
+        kind: LeverKind::Variant,
+    },
+    Lever {
         id: "quantize_fold",
         reason: "at up to four tokens each thread quantizes the activations it needs: one barrier less a contraction",
         regimes: &[Regime::LaunchDecode],

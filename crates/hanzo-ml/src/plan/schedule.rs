@@ -98,7 +98,7 @@ impl Schedule {
     }
 
     /// As [`Schedule::new`], where op `i` runs inside op `leader[i] <= i` (`i` itself for most): a backend's fused kernels.
-    /// An op that is part of another may read only what its leader's group writes.
+    /// An op that is part of another may read only what its leader's group writes, and what is there when the leader runs.
     pub fn fused(plan: &Plan, max: &Sizes, leader: &[usize]) -> Schedule {
         let level = levels(plan, leader);
         let depth = level.iter().map(|l| l + 1).max().unwrap_or(0);

@@ -1,7 +1,8 @@
 //! Which ops one kernel runs together: a producer and the ops that only it feeds.
 //!
 //! The Plan stays as it is: an op that runs inside another one names it as its leader, and the schedule gives both one
-//! level. An op may follow a leader only if everything it reads is written by the leader's group.
+//! level. An op may follow a leader only if everything it reads is written by the leader's group, or is there when the leader
+//! runs: an input, or a value that comes from the same op as one that the leader reads.
 
 use super::rows::quantized_columns;
 use super::values;
@@ -31,6 +32,17 @@ pub(super) fn leaders(plan: &Plan, options: &CompileOptions, features: &Features
                 leader[i] = p;
             }
         }
+        // The sum over a token's slots runs inside the experts' linear that makes them.
+        if let Op::MoeCombine { x, weights, out } = op
+            && levers.on("moe_down")
+            && let Some(p) = producers[x.0 as usize]
+            && consumers[x.0 as usize] == [i]
+            && !plan.outputs.contains(x)
+            && ready(plan, &producers, p, *weights)
+            && super::moe_linear::down_fits(plan, options, features, &plan.ops[p], *out)
+        {
+            leader[i] = p;
+        }
         // A quantization runs inside the op that makes its input.
         let Op::Quantize { x, .. } = op else { continue };
         let Some(p) = producers[x.0 as usize] else { continue };
@@ -49,7 +61,8 @@ pub(super) fn leaders(plan: &Plan, options: &CompileOptions, features: &Features
     debug_assert!((0..leader.len()).all(|i| {
         let group: Vec<usize> = (0..i).filter(|j| leader[*j] == leader[i]).collect();
         let made = |v| group.iter().any(|j| values(&plan.ops[*j], true).contains(&v));
-        leader[i] == i || values(&plan.ops[i], false).into_iter().all(made)
+        let there = |v| made(v) || ready(plan, &producers, leader[i], v);
+        leader[i] == i || values(&plan.ops[i], false).into_iter().all(there)
     }));
     leader
 }
@@ -59,4 +72,12 @@ fn pair(plan: &Plan, producers: &[Option<usize>], gate: ValueId, up: ValueId) ->
     let p = producers[gate.0 as usize]?;
     let group = matches!(plan.ops[p], Op::LinearGroup { .. } | Op::MoeLinearGroup { .. });
     (group && producers[up.0 as usize] == Some(p) && plan.ops[p].members().len() == 2).then_some(p)
+}
+
+/// Is `v` there whenever op `leader` runs?
+fn ready(plan: &Plan, producers: &[Option<usize>], leader: usize, v: ValueId) -> bool {
+    match producers[v.0 as usize] {
+        None => true,
+        Some(p) => plan.ops[leader].reads().iter().any(|read| producers[read.0 as usize] == Some(p)),
+    }
 }

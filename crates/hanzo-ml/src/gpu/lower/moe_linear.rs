@@ -3,11 +3,12 @@
 
 use super::Lowering;
 use super::linear::{Experts, Source, contract, glu};
-use super::variants::{self, Task};
+use super::variants::{self, Input, Load, Task};
+use crate::backend::CompileOptions;
 use crate::error::Result;
-use crate::gpu::launch::Ptr;
-use crate::plan::{Dim, Op, ValueId};
-use hanzo_kernels::args::{MoeCombine, MoeSort};
+use crate::gpu::launch::{Features, Ptr};
+use crate::plan::{DType, Dim, Member, Op, Plan, ValueId};
+use hanzo_kernels::args::{MoeCombine, MoeDown, MoeSort};
 
 /// Adds the op's launches; false if the op is not one of this file's.
 pub(super) fn lower(cx: &mut Lowering<'_>, op: &Op) -> Result<bool> {
@@ -24,9 +25,17 @@ pub(super) fn lower(cx: &mut Lowering<'_>, op: &Op) -> Result<bool> {
     let div = if cx.plan.val(x).rows == Dim::Slots(k) { 1 } else { k as u32 };
     let n = members.first().map_or(1, |m| cx.plan.wt(m.w).experts);
     let experts = Experts { ids, k, n, div };
-    if cx.followers().next().is_some() {
-        glu(cx, x, members, Some(experts))?;
-        return Ok(true);
+    let follower = cx.followers().next().cloned();
+    match (follower, members) {
+        (None, _) => {}
+        (Some(Op::MoeCombine { weights, out, .. }), [m]) => {
+            down(cx, x, m, experts, weights, out)?;
+            return Ok(true);
+        }
+        _ => {
+            glu(cx, x, members, Some(experts))?;
+            return Ok(true);
+        }
     }
     let source = Source::of(cx, x);
     for m in members {
@@ -57,6 +66,47 @@ pub(super) fn sorted(cx: &mut Lowering<'_>, e: Experts, slots: u32, live: Ptr, t
         cx.launches.truncate(before);
     }
     Ok((order, tiles))
+}
+
+/// Can one kernel run this expert linear and the combination of its outputs?
+pub(super) fn down_fits(plan: &Plan, options: &CompileOptions, features: &Features, op: &Op, out: ValueId) -> bool {
+    let Op::MoeLinear { x, ids, member } = op else { return false };
+    let (w, k) = (plan.wt(member.w), plan.val(*ids).cols);
+    let load = Load { tokens: plan.val(out).rows.eval(&options.bucket), experts: Some((k, w.experts)) };
+    let kernel = variants::choose(Task::MoeDown, Input::Int8, load, w.rows, options.deterministic, features);
+    plan.val(*x).dtype == DType::Q8 && plan.val(*x).rows == Dim::Slots(k) && kernel.is_some()
+}
+
+/// The experts' matrix and the weighted sum of their outputs.
+fn down(cx: &mut Lowering<'_>, x: ValueId, m: &Member, e: Experts, weights: ValueId, out: ValueId) -> Result<()> {
+    let w = cx.plan.wt(m.w);
+    let (format, rows, units, slots) = (w.format, w.rows as u32, (w.cols / 32) as u32, e.k as u32);
+    let load = Load { tokens: cx.max_rows(out), experts: Some((e.k, e.n)) };
+    let v = variants::choose(Task::MoeDown, Input::Int8, load, w.rows, cx.options.deterministic, cx.features);
+    let constants = v.map_or(&[][..], |v| v.constants);
+    let per_wave = constants.iter().find(|c| c.0 == "ROWS").map_or(1, |c| c.1);
+    let threads = variants::threads(constants, cx.features);
+    let in_flight = variants::units_in_flight((units * slots) as usize, cx.features.wave);
+    let q = cx.q8(x);
+    let args = MoeDown {
+        w: cx.weight(m.w)?,
+        xq: q.q,
+        xd: q.d,
+        xs: q.s,
+        bias: cx.optional_vector(m.bias),
+        ids: cx.value(e.ids),
+        weights: cx.value(weights),
+        y: cx.value(out),
+        live: cx.live(out),
+        rows,
+        units,
+        slots,
+        bias_stride: rows,
+    };
+    let mut set = constants.to_vec();
+    set.extend([("THREADS", threads), ("UNITS", in_flight), ("BIAS", u32::from(m.bias.is_some()))]);
+    let span = threads / cx.features.wave * per_wave;
+    cx.launch(Some(format), &args, &set, [rows.div_ceil(span), cx.max_rows(out) as u32, 1])
 }
 
 fn combine(cx: &mut Lowering<'_>, x: ValueId, weights: ValueId, out: ValueId) -> Result<()> {

@@ -19,6 +19,8 @@ pub enum Task {
     Glu,
     /// As `Glu`, each slot by its expert's matrices.
     MoeGlu,
+    /// Each slot by its expert's matrix, and the weighted sum of a token's slots.
+    MoeDown,
 }
 
 impl Task {
@@ -30,6 +32,7 @@ impl Task {
             Task::Moe => "moe_linear",
             Task::Glu => "linear_glu",
             Task::MoeGlu => "moe_linear_glu",
+            Task::MoeDown => "moe_linear_combine",
         }
     }
 }
@@ -108,6 +111,7 @@ pub const VARIANTS: &[Variant] = &[
     row(Task::Glu, Input::Int8, (2, 0), "glu_matvec", &[("TOKENS", 2), ("ROWS", 1)]),
     row(Task::Glu, Input::Int8, (4, 0), "glu_matvec", &[("TOKENS", 4), ("ROWS", 1)]),
     row(Task::MoeGlu, Input::Int8, (FEW_TOKENS, 0), "glu_matvec", &[("ROWS", 1)]),
+    row(Task::MoeDown, Input::Int8, (FEW_TOKENS, 0), "moe_down", &[("ROWS", 1)]),
 ];
 
 /// Tokens up to which experts run slot by slot: beyond, an expert's matrix is worth sorting its slots for.
@@ -148,7 +152,7 @@ pub fn choose(
 ) -> Option<&'static Variant> {
     let fits = |v: &&Variant, tokens: usize| {
         // A tile's threads are fixed: whole waves, and not more than there may be. Mat-vecs take any number.
-        let tile = !v.kernel.ends_with("matvec") && !v.kernel.starts_with("matvec");
+        let tile = v.kernel.starts_with("gemm");
         let threads = v.constants.iter().find(|c| c.0 == "THREADS").map_or(features.wave, |c| c.1);
         let runs = !tile || (features.wave..=most_threads(features)).contains(&threads);
         (v.task, v.input) == (task, input) && tokens <= v.tokens && rows >= v.rows && runs

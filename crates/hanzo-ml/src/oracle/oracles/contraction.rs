@@ -152,7 +152,7 @@ pub(super) fn group(context: &Context<'_>, sink: Sink<'_>) {
 
 /// Gate and up of one format, their glu and perhaps a down projection, dense or by experts: the last value is the only output.
 fn feed_forward_case(format: Format, tokens: usize, experts: usize, down: bool, rng: &mut Rng) -> Case {
-    let (rows, cols, k) = (64, format.block_len().max(64), 2);
+    let (rows, cols, k) = (format.block_len().max(64), format.block_len().max(64), 2);
     let mut b = Builder::new(cols);
     let x = b.input("x", Dim::Tokens, cols, rng.floats(tokens * cols, 1.0));
     let ids = (experts > 1).then(|| {
@@ -162,7 +162,7 @@ fn feed_forward_case(format: Format, tokens: usize, experts: usize, down: bool, 
         b.ids("ids", k, data)
     });
     let dim = if ids.is_some() { Dim::Slots(k) } else { Dim::Tokens };
-    let mut linear = |b: &mut Builder, x, name: &str, format, (rows, cols)| {
+    let mut linear = |b: &mut Builder, x, name: &str, (rows, cols)| {
         let bytes = weights(format, experts * rows, cols, Draw::Usual, rng);
         let w = b.weight(name, format, (experts, rows, cols), bytes);
         let out = b.plan.value(format!("{name}.out"), dim, rows);
@@ -170,14 +170,20 @@ fn feed_forward_case(format: Format, tokens: usize, experts: usize, down: bool, 
         b.plan.push(ids.map_or(Op::Linear { x, member }, |ids| Op::MoeLinear { x, ids, member }));
         out
     };
-    let gate = linear(&mut b, x, "gate", format, (rows, cols));
-    let up = linear(&mut b, x, "up", format, (rows, cols));
+    let gate = linear(&mut b, x, "gate", (rows, cols));
+    let up = linear(&mut b, x, "up", (rows, cols));
     let clamped = GluKind::SwigluClamped { alpha: 1.702, limit: 7.0 };
     let kind = if tokens == 1 { GluKind::Plain(Activation::Silu) } else { clamped };
     let mut out = b.like(gate, "glu");
     b.plan.push(Op::Glu { gate, up, kind, out });
     if down {
-        out = linear(&mut b, out, "down", Format::Q8_0, (cols, rows));
+        out = linear(&mut b, out, "down", (cols, rows));
+    }
+    if let (true, Some(_)) = (down, ids) {
+        let weights = b.input("weights", Dim::Tokens, k, rng.floats(tokens * k, 0.5));
+        let sum = b.plan.value("sum", Dim::Tokens, cols);
+        b.plan.push(Op::MoeCombine { x: out, weights, out: sum });
+        out = sum;
     }
     b.plan.outputs = vec![out];
     let about = format!("{tokens} tokens, {experts} experts, {}", if down { "down" } else { "gate and up" });
