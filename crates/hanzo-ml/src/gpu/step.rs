@@ -141,6 +141,15 @@ impl StepLayout {
         StepLayout::ptr(&(at..at + 1))
     }
 
+    /// How many rows are in use by a pointer of [`StepLayout::live`], if every step of this bucket has as many: that of one
+    /// token.
+    pub fn known_rows(&self, live: Ptr) -> Option<usize> {
+        let entry = (live.offset / 4) as usize / ENTRY;
+        let one = (self.bucket.n_tokens, self.bucket.n_seqs, self.bucket.n_out) == (1, 1, 1);
+        let dim = self.counts.get(entry).filter(|_| one && live.buffer == Buffer::Step)?;
+        Some(dim.eval(&self.bucket))
+    }
+
     /// The word that is 1 if the batch carries embedding rows ([`Buffer::Rows`]) instead of tokens.
     pub fn rows_flag(&self) -> Ptr {
         StepLayout::ptr(&(self.rows_flag..self.rows_flag + 1))

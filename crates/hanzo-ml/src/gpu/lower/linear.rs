@@ -227,7 +227,15 @@ pub(super) fn glu(cx: &mut Lowering<'_>, x: ValueId, members: &[Member], experts
     let Some(v) = glu_variant(cx, slots as usize, w.rows, experts) else {
         return Err(fault("a fused glu for more tokens than there is a kernel for"));
     };
-    let threads = variants::threads(&[("THREADS", constant(v, "THREADS"))], cx.features);
+    // Few rows leave few workgroups: then more waves share one's 32 rows.
+    let wide = if planes.is_none() {
+        constant(v, "THREADS")
+    } else if w.rows <= 8192 {
+        1024
+    } else {
+        512
+    };
+    let threads = variants::threads(&[("THREADS", wide)], cx.features);
     let (teams, tokens) = (threads / cx.features.wave, constant(v, "TOKENS"));
     let (mut per_wave, mut repeat) = (constant(v, "ROWS"), 1);
     if planes.is_some() {
@@ -235,7 +243,8 @@ pub(super) fn glu(cx: &mut Lowering<'_>, x: ValueId, members: &[Member], experts
         per_wave = (32 / teams.min(32)).min(8 / tokens);
         repeat = 32u32.div_ceil(teams * per_wave);
     }
-    let in_flight = variants::units_in_flight(units as usize, cx.features.wave).min(4 / per_wave.min(4));
+    let most = if planes.is_some() && cx.features.wave >= 32 { 1 } else { 4 / per_wave.min(4) };
+    let in_flight = variants::units_in_flight(units as usize, cx.features.wave).min(most);
     let (number, alpha, limit) = kind(glu);
     let y = match planes {
         Some(v) => Ptr { len: Lowering::planes_bytes(slots as usize, rows as usize), ..cx.q8(v).q },

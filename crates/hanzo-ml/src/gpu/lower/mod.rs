@@ -24,7 +24,7 @@ use crate::levers;
 use crate::plan::schedule::Schedule;
 use crate::plan::{Access, CacheSlot, DType, Dim, Member, Op, Plan, StateId, ValueId, WeightId};
 use hanzo_gguf::Format;
-use hanzo_kernels::args::{Args, Weight};
+use hanzo_kernels::args::{Args, Field, Weight};
 use std::collections::HashMap;
 
 /// Lowers a checked Plan. `vector` gives the elements of an f32 weight on the host.
@@ -295,7 +295,26 @@ impl Lowering<'_> {
         set: &[(&str, u32)],
         groups: [u32; 3],
     ) -> Result<()> {
-        let launch = Launch::new(self.op, format, self.features, args, set, groups).map_err(|what| Error::Plan {
+        // A step of one token has no rows to mask, and a word less to wait for in every kernel.
+        let mut set = set.to_vec();
+        let mut known = None;
+        args.fields(&mut |_, field| {
+            if let Field::Read(p) = field {
+                known = known.or(self.step.known_rows(p));
+            }
+        });
+        if let Some(rows) = known {
+            for (name, _) in hanzo_kernels::constants(A::OP) {
+                let value = match name.as_str() {
+                    "LIVE" => rows as u32,
+                    "MASK" => 0,
+                    _ => continue,
+                };
+                set.retain(|s| s.0 != name);
+                set.push(if name == "LIVE" { ("LIVE", value) } else { ("MASK", value) });
+            }
+        }
+        let launch = Launch::new(self.op, format, self.features, args, &set, groups).map_err(|what| Error::Plan {
             index: self.op,
             op: self.plan.ops[self.op].kind(),
             what,
