@@ -91,3 +91,24 @@ FN u32 GRID(Wt w, u32 i) { return LD1(w.tab, i); }
 #define HZ_GRID_MEMORY
 #define HZ_GRID_ARG
 #endif
+
+// ---- simdgroup matrices of 8 by 8, for ops/msl: tiles are u32x4 runs of 8 halves, `stride` runs a row ----
+typedef simdgroup_float8x8 MatF;
+typedef simdgroup_half8x8 MatH;
+FN MatF hz_mat_zero() { return make_filled_simdgroup_matrix<float, 8, 8>(0.0f); }
+FN MatH hz_mat_load(threadgroup const u32x4* tile, u32 at, u32 stride) {
+  MatH m;
+  simdgroup_load(m, (threadgroup const half*)(tile + at), ulong(stride) * 8ul);
+  return m;
+}
+FN MatH hz_mat_load_transposed(threadgroup const u32x4* tile, u32 at, u32 stride) {
+  MatH m;
+  simdgroup_load(m, (threadgroup const half*)(tile + at), ulong(stride) * 8ul, ulong2(0ul, 0ul), true);
+  return m;
+}
+FN MatF hz_mat_fma(MatH a, MatH b, MatF c) {
+  MatF d;
+  simdgroup_multiply_accumulate(d, a, b, c);
+  return d;
+}
+FN void hz_mat_store(threadgroup f32* to, u32 at, MatF m) { simdgroup_store(m, to + at, 8ul); }

@@ -3,7 +3,7 @@
 #![cfg(unix)]
 
 use hanzo_gguf::{Format, formats::to_float};
-use hanzo_kernels::args::{Args, GemmDot, Weight};
+use hanzo_kernels::args::{Args, GemmDot, GemmSimd, Weight};
 use hanzo_kernels::host::{HostKernel, Memory};
 use hanzo_kernels::run::Run;
 use hanzo_kernels::{Key, Target, format_file, op, tables, text};
@@ -43,7 +43,7 @@ impl Rng {
     }
 }
 
-/// Runs a kernel whose arguments are those of `gemm_dot`.
+/// Compiles and runs a kernel, with the emulated words where it needs them.
 fn run(
     name: &'static str,
     format: Format,
@@ -145,4 +145,112 @@ fn tensor_core_gemms_are_one_kernel_behind_the_arguments_of_gemm_dot() {
         assert_eq!(body(name), body("gemm_mma"), "{name} differs from gemm_mma in more than its fragments");
         assert_eq!(args(name), args("gemm_dot"), "{name} takes other arguments than gemm_dot");
     }
+}
+
+/// The f16 GEMM of Metal against sums in f64 of the same halves.
+fn halves(format: Format, bm: u32, moe: bool) {
+    let rng = &mut Rng(u64::from(format.id()) + u64::from(bm));
+    let experts = if moe { 2 } else { 1 };
+    let cols = format.block_len().max(96);
+    let weights = Run::whole(format, experts * ROWS, cols).expect("a weight");
+    let mut memory = Memory::new();
+    let mut gguf = rng.blocks(format, experts * ROWS * cols);
+    let mut w = vec![0.0; experts * ROWS * cols];
+    to_float(format, &gguf, &mut w);
+    gguf.resize(gguf.len().next_multiple_of(4), 0);
+    let (src, base) = (memory.read(&gguf), memory.output(weights.layout().bytes as usize));
+    let (pack, groups) = weights.pack(src, base);
+    run("pack", format, &mut memory, &pack, &[], groups);
+    let device = memory.bytes(base).to_vec();
+
+    let mut memory = Memory::new();
+    let table = format_file(format).and_then(|f| f.table.as_deref()).map_or(Vec::new(), tables::codebook);
+    let list =
+        |memory: &mut Memory, v: &[u32]| memory.read(&v.iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<u8>>());
+    let floats =
+        |memory: &mut Memory, v: &[f32]| memory.read(&v.iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<u8>>());
+    // Powers of two that bring each row of w to about one, and any for the rows of x.
+    let power = |row: &[f32]| 2f32.powi(-row.iter().fold(1e-20f32, |m, v| m.max(v.abs())).log2().floor() as i32);
+    let wscale: Vec<f32> = w.chunks(cols).map(power).collect();
+    let xscale: Vec<f32> = (0..TOKENS as i32).map(|t| 2f32.powi(t % 5 - 2)).collect();
+    // Halves of 2^-4 .. 2, of either sign.
+    let x: Vec<u16> = (0..TOKENS * cols).map(|_| (rng.bits() as u16 & 0x8fff) | 0x2c00).collect();
+    let bias: Vec<f32> = (0..experts * ROWS).map(|i| i as f32 / 8.0).collect();
+    let order: Vec<u32> = (0..TOKENS as u32).map(|i| i * 8 % 21).collect();
+    let tiles = [(1usize, 0usize, 11usize), (0, 11, 9)];
+    let x_bytes: Vec<u8> = x.iter().flat_map(|h| h.to_le_bytes()).collect();
+    let args = GemmSimd {
+        w: Weight { base: memory.read(&device), planes: weights.layout().planes(), table: list(&mut memory, &table) },
+        wscale: floats(&mut memory, &wscale),
+        xh: memory.read(&x_bytes),
+        xscale: floats(&mut memory, &xscale),
+        bias: floats(&mut memory, &bias),
+        y: memory.output(4 * TOKENS * ROWS),
+        live: list(&mut memory, &[TOKENS as u32 - 1]),
+        tiles: list(&mut memory, &[2, 1, 0, 11, 0, 11, 9]),
+        order: list(&mut memory, &order),
+        rows: ROWS as u32,
+        units: (cols / 32) as u32,
+        div: 1,
+        bias_stride: ROWS as u32,
+    };
+    let groups = [if moe { 3 } else { (TOKENS as u32).div_ceil(bm) }, (ROWS as u32).div_ceil(64), 1];
+    run("gemm_simd", format, &mut memory, &args, &[("BM", bm), ("BIAS", 1), ("MOE", u32::from(moe))], groups);
+    let got = memory.f32s(args.y);
+
+    let half = |bits: u16| f64::from(half_value(bits));
+    // The expert of each slot; a slot in no tile stays untouched.
+    let mut expert_of = vec![if moe { None } else { Some(0) }; TOKENS];
+    for (expert, first, count) in tiles.iter().filter(|_| moe) {
+        order[*first..first + count].iter().for_each(|slot| expert_of[*slot as usize] = Some(*expert));
+    }
+    if !moe {
+        expert_of[TOKENS - 1] = None;
+    }
+    for (slot, expert) in expert_of.iter().enumerate() {
+        for row in 0..ROWS {
+            let g = got[slot * ROWS + row];
+            let Some(expert) = expert else {
+                assert!(g.is_nan(), "slot {slot} is in no tile");
+                continue;
+            };
+            let (w, at) = (&w[(expert * ROWS + row) * cols..][..cols], expert * ROWS + row);
+            let (mut sum, mut size) = (0.0, 0.0);
+            for (w, x) in w.iter().zip(&x[slot * cols..]) {
+                let p = f64::from(to_half(w * wscale[at])) * half(*x);
+                sum += p;
+                size += p.abs();
+            }
+            let scale = f64::from(wscale[at]) * f64::from(xscale[slot]);
+            let want = sum / scale + f64::from(bias[at]);
+            // f32 sums in any order: one rounding an addition, and two at the end.
+            let bound = (cols as f64 + 2.0) * 2f64.powi(-24) * (size / scale + f64::from(bias[at]));
+            assert!(
+                (f64::from(g) - want).abs() <= bound,
+                "{format} slot {slot} row {row}: {g} is not {want} within {bound:e}"
+            );
+        }
+    }
+}
+
+/// A half that is a normal number.
+fn half_value(h: u16) -> f32 {
+    f32::from_bits(u32::from(h & 0x8000) << 16 | ((u32::from(h & 0x7fff) << 13) + (112 << 23)))
+}
+
+/// x, below 65504, rounded to the nearest half, ties to even.
+fn to_half(x: f32) -> f32 {
+    // Adding this power of two leaves 11 bits of x, or what is above 2^-24.
+    let exponent = ((x.to_bits() >> 23 & 255) as i32 - 127).max(-14);
+    let magic = f64::from(exponent + 42).exp2() * 1.5;
+    (f64::from(x) + magic - magic) as f32
+}
+
+#[test]
+fn the_half_gemm_of_metal_meets_f64() {
+    for format in [Format::Q8_0, Format::Q6_K, Format::F32, Format::IQ3_XXS] {
+        halves(format, 32, false);
+    }
+    halves(Format::Q4_K, 16, false);
+    halves(Format::Q4_K, 32, true);
 }

@@ -80,3 +80,30 @@ FN HzInt4 hz_mfma_i8(u32x2 a, u32x2 b) {
   together("read");
   return c;
 }
+
+// Metal's simdgroup matrices: their registers are nobody's business, so every lane holds the whole matrix.
+struct MatF { f32 v[64]; };
+struct MatH { f32 v[64]; };
+FN MatF hz_mat_zero() { MatF m; for (u32 i = 0u; i < 64u; i++) m.v[i] = 0.0f; return m; }
+template <u32 SIZE> FN MatH hz_mat_load(hz::Shared<u32x4, SIZE>& tile, u32 at, u32 stride) {
+  MatH m;
+  for (u32 i = 0u; i < 8u; i++) {
+    u32x4 run = tile[at + i * stride];
+    u32 words[4] = {run.x, run.y, run.z, run.w};
+    for (u32 k = 0u; k < 8u; k++) m.v[i * 8u + k] = f16_to_f32(words[k / 2u] >> (16u * (k & 1u)) & 0xffffu);
+  }
+  return m;
+}
+template <u32 SIZE> FN MatH hz_mat_load_transposed(hz::Shared<u32x4, SIZE>& tile, u32 at, u32 stride) {
+  MatH m = hz_mat_load(tile, at, stride), t;
+  for (u32 i = 0u; i < 64u; i++) t.v[i] = m.v[i % 8u * 8u + i / 8u];
+  return t;
+}
+FN MatF hz_mat_fma(MatH a, MatH b, MatF c) {
+  for (u32 i = 0u; i < 64u; i++)
+    for (u32 k = 0u; k < 8u; k++) c.v[i] += a.v[i / 8u * 8u + k] * b.v[k * 8u + i % 8u];
+  return c;
+}
+template <u32 SIZE> FN void hz_mat_store(hz::Shared<f32, SIZE>& to, u32 at, MatF m) {
+  for (u32 e = 0u; e < 2u; e++) to[at + e * 32u + LANE] = m.v[e * 32u + LANE];
+}
