@@ -31,6 +31,8 @@ const MOST_HEADS: usize = 8;
 const MOST_SHARED: usize = 48 << 10;
 /// The widest value rows that the tiled kernel holds sums for.
 const WIDEST_TILE: usize = 256;
+/// Tokens up to which splits beat tiles: a tile goes through its keys one page after another.
+const FEW: usize = 16;
 /// Groups of threads that fill a device.
 const FULL: usize = 512;
 
@@ -86,7 +88,7 @@ pub(super) fn lower(cx: &mut Lowering<'_>, op: &Op) -> Result<bool> {
     let shape = Shape::new(cx, *q, spec)?;
     // What quantizes the output, if that runs inside this op.
     let quantize = cx.followers().next().cloned();
-    let few = shape.tokens <= 8.max(4 * cx.options.bucket.n_seqs);
+    let few = shape.tokens <= FEW.max(4 * cx.options.bucket.n_seqs);
     // One variant for any number of tokens, where results may not depend on it.
     if few || cx.options.deterministic || spec.d_v > WIDEST_TILE {
         let fits = spec.d_v % 32 == 0;

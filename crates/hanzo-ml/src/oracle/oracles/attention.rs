@@ -214,6 +214,7 @@ pub(super) fn attention(context: &Context<'_>, sink: Sink<'_>) {
         ("three sequences", {
             Shape { steps: vec![vec![33, 5, 64], vec![1, 1, 1], vec![1, 30, 1], vec![7]], ..usual() }
         }),
+        ("many pages", Shape { steps: vec![vec![290], vec![1], vec![40], vec![1]], ..usual() }),
     ];
     for (about, shape) in shapes {
         sink(case(&shape, about, rng));
