@@ -249,7 +249,7 @@ impl LeverSet {
     #[must_use]
     pub fn within(self, backend: &str) -> LeverSet {
         let has = |name: &&str| backend.split('+').any(|b| b.split(':').next() == Some(*name));
-        let own = |l: &Lever| matches!(l.kind, LeverKind::Rewrite(_)) || l.backends.iter().any(|b| has(&b));
+        let own = |l: &Lever| matches!(l.kind, LeverKind::Rewrite(_)) || l.backends.iter().any(has);
         LEVERS.iter().enumerate().fold(self, |s, (i, l)| if own(l) { s } else { s.set(i, l.default_on) })
     }
 

@@ -247,3 +247,94 @@ fn copy(cx: &mut Lowering<'_>, a: ValueId, b: Option<ValueId>, first: usize, gat
     ];
     cx.launch(None, &args, &set, groups)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::{CompileOptions, Precision};
+    use crate::gpu::{Buffer, Launch, Program};
+    use crate::levers::{LeverSet, find};
+    use crate::plan::{DType, Dim, Member, Plan, Sizes};
+    use hanzo_gguf::Format;
+
+    const FEATURES: Features =
+        Features { wave: 32, half_hw: true, int_dot: true, coop_f16: false, shared_bytes: 32768, max_threads: 1024 };
+
+    /// x -> norm -> linear of a block format, for `tokens` tokens; `kept`: the normed rows are an output too.
+    fn normed(tokens: usize, kept: bool, levers: LeverSet) -> Program {
+        let mut p = Plan::new(64);
+        let x = p.input("x", Dim::Tokens, 64, DType::F32);
+        let weight = Some(p.weight("norm", Format::F32, 1, 1, 64));
+        let w = p.weight("w", Format::Q4_0, 1, 48, 64);
+        let (h, y) = (p.value("h", Dim::Tokens, 64), p.value("y", Dim::Tokens, 48));
+        p.push(Op::RmsNorm { x, weight, eps: 1e-6, group: 64, out: h });
+        p.push(Op::Linear { x: h, member: Member { w, bias: None, out: y } });
+        p.outputs = if kept { vec![h, y] } else { vec![y] };
+        let options = CompileOptions {
+            levers,
+            bucket: Sizes { n_tokens: tokens, n_seqs: 1, n_out: 1 },
+            precision: Precision::Int8,
+            deterministic: false,
+            n_ctx: 64,
+            eager: None,
+        };
+        crate::gpu::lower::program(&p, &options, &FEATURES, &|_| None).expect("it lowers")
+    }
+
+    fn constant(launch: &Launch, name: &str) -> u32 {
+        let at = hanzo_kernels::constants(launch.kernel.op).iter().position(|c| c.0 == name);
+        launch.constants[at.expect("a constant")]
+    }
+
+    /// The arena bytes that a launch writes.
+    fn written(launch: &Launch) -> u64 {
+        let arena = |t: &&crate::gpu::Touch| t.write && t.buffer == Buffer::Arena;
+        launch.touches.iter().filter(arena).map(|t| t.range.end - t.range.start).sum()
+    }
+
+    #[test]
+    fn a_norm_that_only_int8_contractions_read_writes_its_planes_and_nothing_else() {
+        let program = normed(3, false, LeverSet::all());
+        let norm = &program.launches[0];
+        assert_eq!((norm.kernel.op, constant(norm, "QUANT")), ("rms_norm", 1));
+        assert!(program.launches.iter().all(|l| l.kernel.op != "quantize"));
+        // Codes, scales and sums of three rows.
+        assert_eq!(written(norm), 3 * (64 + 2 * 4 * 2));
+    }
+
+    #[test]
+    fn a_norm_that_others_read_too_writes_both() {
+        let program = normed(3, true, LeverSet::all());
+        let norm = &program.launches[0];
+        assert_eq!(constant(norm, "QUANT"), 2);
+        assert_eq!(written(norm), 3 * (4 * 64 + 64 + 2 * 4 * 2));
+    }
+
+    #[test]
+    fn without_the_lever_a_quantization_is_a_launch_of_its_own() {
+        let off = LeverSet::all().set(find("norm_quantize").expect("a lever"), false);
+        let program = normed(3, false, off);
+        let norm = &program.launches[0];
+        assert_eq!((constant(norm, "QUANT"), written(norm)), (0, 3 * 4 * 64));
+        assert_eq!(program.launches[1].kernel.op, "quantize");
+        assert!(program.barriers[1], "it reads what the norm writes");
+    }
+
+    #[test]
+    fn rows_are_masked_unless_the_bucket_has_one() {
+        for tokens in [1, 2] {
+            let program = normed(tokens, false, LeverSet::all());
+            assert_eq!(constant(&program.launches[0], "MASK"), u32::from(tokens > 1));
+        }
+    }
+
+    #[test]
+    fn workgroups_are_whole_waves_and_no_more_than_32_of_them() {
+        for wave in [1, 8, 32, 64, 128] {
+            for wanted in [1, 33, 500, 100_000] {
+                let n = threads(&Features { wave, ..FEATURES }, wanted, 1024);
+                assert!(n.is_power_of_two() && n.is_multiple_of(wave) && n <= 1024 && (wave == 1 || n / wave <= 32));
+            }
+        }
+    }
+}
