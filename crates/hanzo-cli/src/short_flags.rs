@@ -1,12 +1,18 @@
-//! Single-dash names of several letters, as llama.cpp's tools spell them: `-ctk`, `-ub`, `-ngl`.
+//! Single-dash names of several letters, as llama.cpp's tools spell them: `-ctk`, `-ub`, `-ngl`, `-ot`.
 //!
 //! The grammar knows short flags of one letter only, so these are spelled out before it sees them. No meaning enters here.
 
 use std::ffi::OsString;
 
 /// Short and long spelling.
-const NAMES: &[(&str, &str)] =
-    &[("-ctk", "--cache-type-k"), ("-ctv", "--cache-type-v"), ("-ub", "--ubatch"), ("-ngl", "--n-gpu-layers")];
+const NAMES: &[(&str, &str)] = &[
+    ("-ctk", "--cache-type-k"),
+    ("-ctv", "--cache-type-v"),
+    ("-ub", "--ubatch"),
+    ("-ngl", "--n-gpu-layers"),
+    ("-ncmoe", "--n-cpu-moe"),
+    ("-ot", "--override-tensor"),
+];
 
 /// The arguments with every name of [`NAMES`] spelled out, up to a `--`.
 pub fn spell_out(args: impl IntoIterator<Item = OsString>) -> Vec<OsString> {

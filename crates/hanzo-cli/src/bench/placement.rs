@@ -17,17 +17,15 @@ pub struct Group {
     pub bytes: BTreeMap<Format, u64>,
 }
 
-/// The weights of a Plan, grouped by role and device.
-pub fn of(plan: &Plan) -> Vec<Group> {
+/// The weights of a Plan, grouped by role and device; `names` are the devices'.
+pub fn of(plan: &Plan, names: &[String]) -> Vec<Group> {
     const ROLES: [&str; 6] = ["embedding", "attention", "feed-forward", "experts", "norms and others", "output head"];
     let mut groups: BTreeMap<(usize, DeviceId), BTreeMap<Format, u64>> = BTreeMap::new();
     for weight in &plan.weights {
         let bytes = (weight.experts * weight.expert_bytes()) as u64;
         *groups.entry((role(&weight.tensor), weight.device)).or_default().entry(weight.format).or_default() += bytes;
     }
-    let name = |device: DeviceId| {
-        if device == DeviceId::default() { "CPU".to_string() } else { format!("device {}", device.0) }
-    };
+    let name = |device: DeviceId| names.get(usize::from(device.0)).map_or("?".into(), |n| n.to_uppercase());
     groups.into_iter().map(|((r, d), bytes)| Group { role: ROLES[r], device: name(d), bytes }).collect()
 }
 
@@ -71,7 +69,7 @@ mod tests {
         plan.weight("blk.0.attn_q_norm.weight", Format::F32, 1, 1, 32);
         plan.weight("blk.0.ffn_up_exps.weight", Format::Q4_0, 4, 32, 32);
         plan.weight("output.weight", Format::Q8_0, 1, 10, 32);
-        let groups = of(&plan);
+        let groups = of(&plan, &["cpu".into()]);
         let roles: Vec<&str> = groups.iter().map(|g| g.role).collect();
         assert_eq!(roles, ["embedding", "attention", "experts", "norms and others", "output head"]);
         assert_eq!(groups[1].bytes, BTreeMap::from([(Format::Q4_0, 32 * 18), (Format::Q8_0, 32 * 34)]));

@@ -156,7 +156,7 @@ impl Arms {
                 return Ok(Engine::with_levers(&loaded.model, levers)?);
             }
             let options = hanzo_engine::model::ModelOptions { levers, ..loaded.model.options().clone() };
-            let model = Model::load(loaded.model.gguf().file(), loaded.backend.clone(), options)?;
+            let model = Model::load(loaded.model.gguf().file(), loaded.model.backend().clone(), options)?;
             Ok(Engine::new(&Arc::new(model))?)
         };
         Ok(Arms { off: arm(false)?, on: arm(true)? })
@@ -174,8 +174,8 @@ fn measure(args: &Args, loaded: &Loaded, index: usize, tests: &[Test], context: 
         lever: lever.id,
         reason: lever.reason,
         model: ModelFacts::of(&loaded.model).name,
-        threads: loaded.backend.threads(),
-        isa: loaded.backend.isa().name(),
+        threads: loaded.threads,
+        isa: loaded.isa.name(),
         blocks: args.blocks,
         changes_nothing: changes_nothing(lever, index, &loaded.model),
         tests: Vec::new(),

@@ -6,7 +6,7 @@ use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use hanzo_engine::context::Context as Engine;
-use hanzo_engine::model::{Model, ModelOptions};
+use hanzo_engine::model::ModelOptions;
 use hanzo_gguf::Format;
 use hanzo_ml::cpu::contract::Contraction;
 use hanzo_ml::cpu::isa::IsaLevel;
@@ -23,6 +23,7 @@ use crate::cli::Context;
 use crate::failure::Failure;
 use crate::measure::contention::{self, Contention, LIMIT};
 use crate::measure::steps::{self, Test};
+use crate::model::device::{self, DeviceArgs, Placed};
 use crate::model::{self, Loaded, environment, parse_cache_format, parse_isa, threads_parser};
 use crate::output::{self, human_bytes};
 use crate::progress::Unit;
@@ -64,9 +65,8 @@ pub struct Args {
     /// Formats of cached values [also: -ctv]
     #[arg(long, value_name = "FORMAT", value_delimiter = ',', value_parser = parse_cache_format, default_value = "f16")]
     cache_type_v: Vec<Format>,
-    /// Layers on a GPU: accepted for llama-bench's sake, everything runs on the CPU [also: -ngl]
-    #[arg(long, value_name = "N", value_delimiter = ',', allow_negative_numbers = true)]
-    n_gpu_layers: Vec<i64>,
+    #[command(flatten)]
+    devices: DeviceArgs,
     /// How to print the results
     #[arg(short, long, value_name = "FORMAT", default_value = "md")]
     output: OutputFormat,
@@ -91,9 +91,6 @@ pub struct Args {
     /// Tokens that are contracted together (default: 1 for matvec, 512 for gemm)
     #[arg(long, value_name = "N", value_delimiter = ',', requires = "op")]
     tokens: Vec<NonZeroUsize>,
-    /// The GPU whose kernels to measure, e.g. vulkan:0 (default: the CPU's)
-    #[arg(long, value_name = "DEVICE", value_parser = bench_gpu::parse_device, requires = "op")]
-    device: Option<usize>,
     #[command(flatten)]
     gpu: GpuFlags,
 }
@@ -112,10 +109,9 @@ fn parse_weight_formats(text: &str) -> Result<Formats, String> {
 
 /// Measures.
 pub fn run(args: Args, context: &Context) -> anyhow::Result<()> {
-    if args.n_gpu_layers.iter().any(|n| *n != 0) {
-        context.note(format_args!("note: there is no GPU backend yet; everything runs on the CPU"));
-    }
-    if let (Some(op), Some(device)) = (args.op, args.device) {
+    if let Some(op) = args.op
+        && let Some(device) = kernel_device(&args.devices.device)?
+    {
         let few = if matches!(op, Op::Gemm | Op::MoeGemm) { 512 } else { 1 };
         let request = Request {
             op,
@@ -135,6 +131,16 @@ pub fn run(args: Args, context: &Context) -> anyhow::Result<()> {
     match args.op {
         Some(op) => kernels(op, &args),
         None => models(&args, context),
+    }
+}
+
+/// The GPU whose kernels are measured; none: the CPU's are.
+fn kernel_device(names: &[String]) -> anyhow::Result<Option<usize>> {
+    match names {
+        [] => Ok(None),
+        [host] if host.eq_ignore_ascii_case("cpu") => Ok(None),
+        [gpu] => Ok(Some(bench_gpu::parse_device(gpu).map_err(|e| Failure::usage(format!("--device {gpu}: {e}")))?)),
+        _ => Err(Failure::usage("kernels are measured on one device at a time").into()),
     }
 }
 
@@ -158,13 +164,12 @@ fn too_busy(c: Contention, when: &str) -> Failure {
 struct Found {
     rows: Vec<Row>,
     profiles: Vec<(String, Profile)>,
-    placements: Vec<(String, Vec<placement::Group>)>,
+    placements: Vec<(String, Placed)>,
 }
 
 fn models(args: &Args, context: &Context) -> anyhow::Result<()> {
-    let isa = args.isa.map_or_else(|| environment().map(|s| s.isa), Ok)?;
     let mut found = Found::default();
-    let result = measure_all(args, isa, context, &mut found);
+    let result = measure_all(args, context, &mut found);
     // What was measured before a failure is not lost.
     if result.is_ok() || !found.rows.is_empty() {
         print(args, &found)?;
@@ -172,7 +177,7 @@ fn models(args: &Args, context: &Context) -> anyhow::Result<()> {
     result
 }
 
-fn measure_all(args: &Args, isa: IsaLevel, context: &Context, found: &mut Found) -> anyhow::Result<()> {
+fn measure_all(args: &Args, context: &Context, found: &mut Found) -> anyhow::Result<()> {
     let threads: Vec<Option<u16>> =
         if args.threads.is_empty() { vec![None] } else { args.threads.iter().copied().map(Some).collect() };
     let tests: Vec<Test> = {
@@ -204,9 +209,10 @@ fn measure_all(args: &Args, isa: IsaLevel, context: &Context, found: &mut Found)
                         n_ubatch: ubatch.get(),
                         ..ModelOptions::default()
                     };
-                    let loaded = model::load(&path, model::backend(threads, isa)?, options, context)?;
+                    let chosen = args.devices.open(threads, args.isa, context)?;
+                    let loaded = model::load(&path, &chosen, options, context)?;
                     if !found.placements.iter().any(|(n, _)| n == name) {
-                        found.placements.push((name.clone(), placement::of(loaded.model.plan())));
+                        found.placements.push((name.clone(), loaded.placed.clone()));
                     }
                     for &depth in &args.n_depth {
                         for &test in &tests {
@@ -229,9 +235,10 @@ fn measure(
     context: &Context,
     found: &mut Found,
 ) -> anyhow::Result<()> {
-    let Loaded { model, backend, .. } = loaded;
+    let model = &loaded.model;
     let name = test.name(depth);
     let mut engine = Engine::new(model)?;
+    engine.executables().try_for_each(|(_, executable)| loaded.placed.check(executable.plan()))?;
     let repetitions = args.repetitions.get();
     let progress = context.progress(&name, Unit::Steps, Some(repetitions as u64));
     steps::run(&mut engine, warm_up(test), depth, &mut |_, _, _| ())?;
@@ -259,7 +266,7 @@ fn measure(
     let one_minute = |load: Option<[f64; 3]>| load.map(|l| l[0]);
     found.rows.push(Row {
         model: ModelFacts::of(model),
-        setup: setup(model, backend.threads(), backend.isa()),
+        setup: setup(loaded),
         test,
         depth,
         samples,
@@ -293,12 +300,12 @@ fn warm_up(test: Test) -> Test {
     }
 }
 
-fn setup(model: &Model, threads: usize, isa: IsaLevel) -> Setup {
-    let o = model.options();
+fn setup(loaded: &Loaded) -> Setup {
+    let o = loaded.model.options();
     Setup {
-        backend: model.backend().name().to_uppercase(),
-        isa: isa.name().to_string(),
-        threads,
+        backend: loaded.placed.devices().to_uppercase(),
+        isa: loaded.isa.name().to_string(),
+        threads: loaded.threads,
         ubatch: o.n_ubatch,
         type_k: o.type_k,
         type_v: o.type_v,
@@ -322,8 +329,11 @@ fn print(args: &Args, found: &Found) -> anyhow::Result<()> {
                 .enumerate()
                 .map(|(i, row)| {
                     let mut fields = row.fields();
-                    let placed = placements.iter().map(|(name, groups)| (name.clone(), placement::as_json(groups)));
+                    let groups = |p: &Placed| placement::as_json(&placement::of(&p.plan, &p.names));
+                    let placed = placements.iter().map(|(name, p)| (name.clone(), groups(p)));
                     fields.push(("placement", Value::Object(placed.collect())));
+                    let devices = placements.iter().map(|(name, p)| (name.clone(), device::as_json(&p.shares)));
+                    fields.push(("devices", Value::Object(devices.collect())));
                     fields.extend(profiles.get(i).map(|(_, p)| ("profile", p.as_json())));
                     report::object(fields)
                 })
@@ -338,14 +348,12 @@ fn print(args: &Args, found: &Found) -> anyhow::Result<()> {
     Ok(out.finish()?)
 }
 
-fn footnotes(
-    rows: &[Row],
-    placements: &[(String, Vec<placement::Group>)],
-    out: &mut impl Write,
-) -> std::io::Result<()> {
+fn footnotes(rows: &[Row], placements: &[(String, Placed)], out: &mut impl Write) -> std::io::Result<()> {
     writeln!(out)?;
-    for (name, groups) in placements {
+    for (name, placed) in placements {
+        let groups = placement::of(&placed.plan, &placed.names);
         writeln!(out, "placement of {name}: {}", groups.iter().map(placement::line).collect::<Vec<_>>().join("; "))?;
+        placed.used().try_for_each(|share| writeln!(out, "  {}", device::line(share)))?;
     }
     let per_token: BTreeSet<String> = rows
         .iter()

@@ -1,4 +1,4 @@
-//! `hanzo devices`: what this machine offers: processor, features, caches, memory.
+//! `hanzo devices`: what this machine offers: processor, features, caches, memory, GPUs; and which kernels GPUs run.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -6,10 +6,13 @@ use std::io::Write;
 use std::path::Path;
 
 use hanzo_ml::cpu::isa::IsaLevel;
+use hanzo_ml::devices::vulkan_devices;
+use hanzo_ml::gpu::lower::variants::{self, Input, Variant};
+use hanzo_ml::vulkan::DeviceInfo;
 use serde::Serialize;
 
 use crate::cli::Context;
-use crate::output::{self, human_bytes};
+use crate::output::{self, Align, Table, human_bytes};
 
 /// Where Linux describes the caches of the first processor.
 const FIRST_CACHES: &str = "/sys/devices/system/cpu/cpu0/cache";
@@ -20,6 +23,9 @@ pub struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Print the kernels that GPUs contract with instead: which serves which task and number of tokens
+    #[arg(long)]
+    kernels: bool,
 }
 
 /// A processor, as the CPU backend sees it.
@@ -62,21 +68,64 @@ struct Memory {
     available_bytes: u64,
 }
 
+/// A GPU, as the Vulkan backend sees it.
+#[derive(Debug, Serialize)]
+struct Gpu {
+    /// As in `--device`.
+    device: String,
+    name: String,
+    kind: &'static str,
+    driver: String,
+    vulkan: String,
+    memory_bytes: u64,
+    available_bytes: Option<u64>,
+    /// Subgroup size.
+    wave: u32,
+    shared_bytes: u32,
+    features: Vec<String>,
+    /// What keeps it from being used.
+    missing: Vec<&'static str>,
+}
+
 #[derive(Debug, Serialize)]
 struct Devices {
     cpu: Cpu,
     memory: Option<Memory>,
+    vulkan: Vec<Gpu>,
+    /// Why there is no Vulkan.
+    vulkan_error: Option<String>,
+}
+
+/// A row of the table of kernels.
+#[derive(Debug, Serialize)]
+struct Kernel {
+    task: &'static str,
+    input: &'static str,
+    /// The most tokens (slots an expert, for experts); none: any number.
+    tokens: Option<usize>,
+    /// The fewest rows of the matrix.
+    rows: usize,
+    kernel: &'static str,
+    constants: Vec<String>,
 }
 
 /// Prints what is there.
 pub fn run(args: Args, _context: &Context) -> anyhow::Result<()> {
     let isa = hanzo_ml::settings::Settings::from_env()?.isa;
-    let devices = Devices { cpu: cpu(isa), memory: fs::read_to_string("/proc/meminfo").ok().and_then(|t| memory(&t)) };
+    if args.kernels {
+        return kernels(args.json);
+    }
+    let memory = fs::read_to_string("/proc/meminfo").ok().and_then(|t| memory(&t));
+    let (vulkan, vulkan_error) = match vulkan_devices() {
+        Ok(all) => (all.into_iter().map(gpu).collect(), None),
+        Err(e) => (Vec::new(), Some(e.to_string())),
+    };
+    let devices = Devices { cpu: cpu(isa), memory, vulkan, vulkan_error };
     if args.json {
         return output::print_json(&devices);
     }
     let mut out = output::stdout();
-    let Devices { cpu, memory } = devices;
+    let Devices { cpu, memory, vulkan, vulkan_error } = devices;
     writeln!(out, "cpu       {} ({})", cpu.model.as_deref().unwrap_or("unknown model"), cpu.arch)?;
     let counted = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
     let mut threads = vec![counted(cpu.threads, "thread")];
@@ -93,6 +142,80 @@ pub fn run(args: Args, _context: &Context) -> anyhow::Result<()> {
         let (total, free) = (human_bytes(memory.total_bytes), human_bytes(memory.available_bytes));
         writeln!(out, "memory    {total}, {free} available")?;
     }
+    for g in vulkan {
+        let free = g.available_bytes.map_or(String::new(), |b| format!(", {} available", human_bytes(b)));
+        writeln!(out, "{:<9} {} ({}, {}, Vulkan {})", g.device, g.name, g.kind, g.driver, g.vulkan)?;
+        let (memory, shared) = (human_bytes(g.memory_bytes), human_bytes(g.shared_bytes.into()));
+        writeln!(out, "          {memory}{free}; wave {}, {shared} shared", g.wave)?;
+        writeln!(out, "          {}", g.features.join(" "))?;
+        if !g.missing.is_empty() {
+            writeln!(out, "          cannot be used: it lacks {}", g.missing.join(", "))?;
+        }
+    }
+    if let Some(why) = vulkan_error {
+        writeln!(out, "vulkan    none: {why}")?;
+    }
+    Ok(out.finish()?)
+}
+
+fn gpu(d: DeviceInfo) -> Gpu {
+    let flags = [
+        ("int-dot", d.int_dot),
+        ("f16", d.f16),
+        ("f16-subnormals", d.subnormal_halves),
+        ("rebar", d.rebar),
+        ("copy-queue", d.transfer_queue),
+    ];
+    let mut features: Vec<String> = flags.iter().filter(|f| f.1).map(|f| f.0.to_string()).collect();
+    features.extend(d.matrices.iter().map(|m| format!("{:?}-{:?}:{}x{}x{}", m.input, m.result, m.m, m.n, m.k)));
+    let (major, minor, patch) = d.api;
+    Gpu {
+        device: format!("vulkan:{}", d.index),
+        name: d.name,
+        kind: d.kind.name(),
+        driver: d.driver,
+        vulkan: format!("{major}.{minor}.{patch}"),
+        memory_bytes: d.memory,
+        available_bytes: d.available,
+        wave: d.wave,
+        shared_bytes: d.shared_bytes,
+        features,
+        missing: d.missing,
+    }
+}
+
+/// The table of kernel variants, in the order of choice.
+fn kernels(json: bool) -> anyhow::Result<()> {
+    let kernel = |v: &Variant| Kernel {
+        task: v.task.name(),
+        input: match v.input {
+            Input::Int8 => "int8",
+            Input::Float => "float",
+        },
+        tokens: (v.tokens != usize::MAX).then_some(v.tokens),
+        rows: v.rows,
+        kernel: v.kernel,
+        constants: v.constants.iter().map(|(name, value)| format!("{name}={value}")).collect(),
+    };
+    let all: Vec<Kernel> = variants::all().map(kernel).collect();
+    if json {
+        return output::print_json(&all);
+    }
+    let mut table = Table::new(&[
+        ("task", Align::Left),
+        ("input", Align::Left),
+        ("tokens", Align::Right),
+        ("rows", Align::Right),
+        ("kernel", Align::Left),
+        ("constants", Align::Left),
+    ]);
+    for k in all {
+        let tokens = k.tokens.map_or("any".into(), |n| format!("<= {n}"));
+        let rows = if k.rows == 0 { "any".into() } else { format!(">= {}", k.rows) };
+        table.row(vec![k.task.into(), k.input.into(), tokens, rows, k.kernel.into(), k.constants.join(" ")]);
+    }
+    let mut out = output::stdout();
+    table.write(&mut out)?;
     Ok(out.finish()?)
 }
 

@@ -1,13 +1,13 @@
 //! `hanzo gate`: every numeric oracle on a backend, under every lever set; or, with `--mutate`, planted faults that the
-//! oracles must notice. Exit code 1 if anything is beyond its bound, cannot run, or goes unseen.
+//! oracles must notice; or, with `--replay`, compiled steps against steps compiled anew. Exit code 1 if anything is beyond its bound, cannot run, or goes unseen.
 
 use std::io::Write;
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use clap::ValueEnum;
 use hanzo_ml::backend::Backend;
 use hanzo_ml::cpu::isa::IsaLevel;
-use hanzo_ml::cpu::{CpuBackend, CpuOptions};
+use hanzo_ml::devices::{self, OpenOptions};
 use hanzo_ml::oracle::gate::{self, GateOptions, GateReport};
 use hanzo_ml::oracle::mutate::Fate;
 use hanzo_ml::oracle::oracles;
@@ -30,12 +30,15 @@ pub struct Args {
     /// Plant faults in weights, steps and Plans instead; every one must be noticed
     #[arg(long)]
     mutate: bool,
+    /// Compare compiled steps, replayed, with steps compiled anew, over 340 tokens; and plant stale data
+    #[arg(long, conflicts_with_all = ["mutate", "golden", "model"])]
+    replay: bool,
     /// Only oracles, ops or formats whose name contains this
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
-    /// What to test: the CPU, or the reference interpreter itself
-    #[arg(long, value_enum, default_value = "cpu")]
-    device: Device,
+    /// What to test: a device (`hanzo devices`), or `reference`, the interpreter itself
+    #[arg(long, value_name = "NAME", default_value = "cpu")]
+    device: String,
     /// Instruction set of the CPU's kernels: portable, avx2, avx512 (default: HANZO_ISA, else the best this CPU has)
     #[arg(long, value_parser = isa)]
     isa: Option<IsaLevel>,
@@ -51,12 +54,6 @@ pub struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Device {
-    Cpu,
-    Reference,
 }
 
 fn isa(name: &str) -> Result<IsaLevel, String> {
@@ -148,19 +145,23 @@ pub fn run(args: Args, context: &Context) -> anyhow::Result<()> {
         Some(model) => oracles::real_matrices(&resolve_model(model, context)?)?,
         None => Vec::new(),
     };
-    let isa = match args.isa {
-        Some(isa) => isa,
-        None => Settings::from_env()?.isa,
+    let mut settings = Settings::from_env()?;
+    settings.isa = args.isa.unwrap_or(settings.isa);
+    let cache = context.settings.cache.as_ref().map(|c| c.join("pipelines"));
+    let opening = OpenOptions { settings, threads: args.threads, cache };
+    let backend: Arc<dyn Backend> = match args.device.as_str() {
+        "reference" => Arc::new(ReferenceBackend),
+        name => devices::open(name, &opening).map_err(|e| Failure::usage(e.to_string()))?,
     };
-    let cpu = CpuOptions { threads: args.threads, isa };
-    let (backend, isa): (Box<dyn Backend>, _) = match args.device {
-        Device::Cpu => (Box::new(CpuBackend::new(cpu)?), Some(cpu.isa)),
-        Device::Reference => (Box::new(ReferenceBackend), None),
+    let isa = match args.device.to_ascii_lowercase().as_str() {
+        "cpu" => Some(settings.isa),
+        name => name.strip_prefix("cpu:").and_then(IsaLevel::from_name),
     };
     let options = GateOptions {
         filter: args.filter,
         golden: args.golden,
         mutate: args.mutate,
+        replay: args.replay,
         seed: args.seed,
         real,
         ..GateOptions::default()

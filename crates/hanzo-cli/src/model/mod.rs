@@ -2,6 +2,7 @@
 //!
 //! Which flags a command has and what it prints stay with the command; how tokens are computed is the engine's.
 
+pub mod device;
 pub mod interrupt;
 pub mod prompt;
 pub mod reply;
@@ -19,12 +20,12 @@ use hanzo_gguf::Format;
 use hanzo_ml::backend::Precision;
 use hanzo_ml::cache::CACHE_FORMATS;
 use hanzo_ml::cpu::isa::IsaLevel;
-use hanzo_ml::cpu::{CpuBackend, CpuOptions};
 use hanzo_ml::settings::Settings;
 
 use crate::cli::Context;
 use crate::commands::ModelArg;
 use crate::failure::Failure;
+use device::{Chosen, DeviceArgs, Placed};
 
 const HEADING: &str = "Engine options";
 
@@ -57,6 +58,8 @@ pub struct EngineArgs {
     /// Use no instructions beyond these: portable, avx2, avx512 (default: HANZO_ISA, else the best there is)
     #[arg(long, value_name = "ISA", value_parser = parse_isa, help_heading = HEADING)]
     pub isa: Option<IsaLevel>,
+    #[command(flatten)]
+    pub devices: DeviceArgs,
 }
 
 /// `-t`: a sane number of threads.
@@ -85,16 +88,14 @@ pub fn environment() -> anyhow::Result<Settings> {
     Settings::from_env().map_err(|e| Failure::usage("the environment is not usable").because(e).into())
 }
 
-/// The CPU with these threads (0: one a core) and instructions.
-pub fn backend(threads: Option<u16>, isa: IsaLevel) -> anyhow::Result<Arc<CpuBackend>> {
-    let options = CpuOptions { threads: threads.map_or(0, usize::from), isa };
-    Ok(Arc::new(CpuBackend::new(options)?))
-}
-
 /// A model, ready.
 pub struct Loaded {
     pub model: Arc<Model>,
-    pub backend: Arc<CpuBackend>,
+    /// Threads and instruction set of the CPU.
+    pub threads: usize,
+    pub isa: IsaLevel,
+    /// Where everything is.
+    pub placed: Placed,
     pub load_time: Duration,
 }
 
@@ -121,22 +122,28 @@ impl EngineArgs {
 
     /// As [`EngineArgs::load`], with changed options.
     pub fn load_with(&self, context: &Context, options: ModelOptions) -> anyhow::Result<Loaded> {
-        let backend = backend(self.threads, self.isa.map_or_else(|| environment().map(|s| s.isa), Ok)?)?;
+        let chosen = self.devices.open(self.threads, self.isa, context)?;
         let path = self.model.resolve(context)?;
-        load(&path, backend, options, context)
+        load(&path, &chosen, options, context)
     }
 }
 
 /// Loads a file; says so on a terminal if it takes long.
-pub fn load(path: &Path, backend: Arc<CpuBackend>, options: ModelOptions, context: &Context) -> anyhow::Result<Loaded> {
+pub fn load(path: &Path, chosen: &Chosen, options: ModelOptions, context: &Context) -> anyhow::Result<Loaded> {
     let started = Instant::now();
+    let backend = &chosen.backend;
     let model =
         patiently(format!("loading {}", path.display()), context, || Model::load(path, backend.clone(), options))
             .map_err(|e| Failure::new(format!("cannot load `{}`", path.display())).because(e))?;
+    let load_time = started.elapsed();
+    let placed = chosen.place(model.plan())?;
+    if placed.asked {
+        placed.used().for_each(|share| context.note(format_args!("{}", device::line(share))));
+    }
     for warning in model.warnings() {
         context.note(format_args!("warning: {warning}"));
     }
-    Ok(Loaded { model: Arc::new(model), backend, load_time: started.elapsed() })
+    Ok(Loaded { model: Arc::new(model), threads: chosen.threads, isa: chosen.isa, placed, load_time })
 }
 
 /// Runs `work`; after a second, says what is being waited for, if somebody is looking.

@@ -2,6 +2,7 @@
 #![cfg(unix)]
 
 mod chat;
+mod devices;
 mod measure;
 mod run;
 mod tiny;
