@@ -5,7 +5,7 @@ use crate::cpu::isa::IsaLevel;
 use crate::cpu::{CpuBackend, CpuOptions};
 use crate::error::{Error, Result};
 use crate::settings::Settings;
-use crate::vulkan::{self, DeviceInfo, Instance, VulkanBackend, VulkanOptions};
+use crate::vulkan::{self, DeviceInfo, Instance, VulkanBackend};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -88,7 +88,7 @@ pub fn open(name: &str, options: &OpenOptions) -> Result<Arc<dyn Backend>> {
             if !vulkan_devices()?.iter().any(|d| d.index == index) {
                 return unknown(name);
             }
-            let options = VulkanOptions { pipeline_cache: options.cache.clone(), ..VulkanOptions::default() };
+            let options = options.settings.vulkan.options(options.cache.clone());
             Ok(Arc::new(VulkanBackend::open(index, &options)?))
         }
         _ => unknown(name),

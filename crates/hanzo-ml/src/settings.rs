@@ -16,7 +16,7 @@ pub const VARIABLES: &[(&str, &str)] = &[
     ("HANZO_PLAN", "plain: every lever off"),
     ("HANZO_ISA", "portable | avx2 | avx512: use no instructions beyond these"),
     ("HANZO_VK_VALIDATE", "1: run Vulkan under the Khronos validation layer"),
-    ("HANZO_VK_PROFILE", "1: time every kernel of every Vulkan step, and print what each step cost"),
+    ("HANZO_VK_PROFILE", "1: `hanzo bench` times every kernel on Vulkan and prints what each test's last step cost"),
     ("HANZO_VK_INT_DOT", "on | off: use the packed int8 dot product, or not, whatever the device says of its speed"),
     ("HANZO_VK_QUEUE", "compute | graphics: the kind of queue to prefer (default: compute)"),
     ("HANZO_CACHE", "folder for downloaded models (default: the XDG cache folder)"),

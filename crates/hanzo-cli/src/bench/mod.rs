@@ -1,7 +1,7 @@
 //! Benchmarks: whole models as llama-bench measures them, and single kernels.
 //!
 //! [`row`] is one line of results, [`report`] its formats, [`placement`] where the weights are, [`profile`] where the time
-//! goes, [`kernel`] one contraction alone, [`gpu`] one GPU kernel alone. Grammar and order of work are the command's; what is timed is `measure`'s.
+//! goes, [`step_report`] what a step cost on a device, [`kernel`] one contraction alone, [`gpu`] one GPU kernel alone. Grammar and order of work are the command's; what is timed is `measure`'s.
 
 pub mod gpu;
 pub mod kernel;
@@ -9,3 +9,4 @@ pub mod placement;
 pub mod profile;
 pub mod report;
 pub mod row;
+pub mod step_report;

@@ -231,11 +231,14 @@ fn measure(args: &Args, loaded: &Loaded, index: usize, tests: &[Test], context: 
     Ok(report)
 }
 
-/// A rewrite that finds nothing to rewrite in this model.
+/// A rewrite that finds nothing to rewrite in this model, or a variant that no device of this run has.
 fn changes_nothing(lever: &Lever, index: usize, model: &Model) -> bool {
     let with = |on: bool| -> LeverSet { model.options().levers.set(index, on) };
-    matches!(lever.kind, LeverKind::Rewrite(_))
-        && rewrite(model.plan(), with(false)) == rewrite(model.plan(), with(true))
+    let here = |on: bool| with(on).within(model.backend().name());
+    match lever.kind {
+        LeverKind::Rewrite(_) => rewrite(model.plan(), with(false)) == rewrite(model.plan(), with(true)),
+        LeverKind::Variant => here(false) == here(true),
+    }
 }
 
 /// In words: what the interval says, and whether the prediction lies in it.

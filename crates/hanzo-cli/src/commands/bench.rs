@@ -19,6 +19,7 @@ use crate::bench::placement;
 use crate::bench::profile::{self, Profile};
 use crate::bench::report::{self, Markdown, OutputFormat};
 use crate::bench::row::{ModelFacts, Row, Setup, TokenBytes};
+use crate::bench::step_report;
 use crate::cli::Context;
 use crate::failure::Failure;
 use crate::measure::contention::{self, Contention, LIMIT};
@@ -125,11 +126,12 @@ pub fn run(args: Args, context: &Context) -> anyhow::Result<()> {
         // The device's own clock does not care what else the processor does.
         return bench_gpu::run(&request, &args.gpu, context);
     }
+    let kernel = args.op.map(|op| cpu_kernel(op, &args)).transpose()?;
     if !args.force {
         refuse_if_busy()?;
     }
-    match args.op {
-        Some(op) => kernels(op, &args),
+    match kernel {
+        Some(kernel) => kernels(kernel, &args),
         None => models(&args, context),
     }
 }
@@ -165,6 +167,8 @@ struct Found {
     rows: Vec<Row>,
     profiles: Vec<(String, Profile)>,
     placements: Vec<(String, Placed)>,
+    /// What the last step of each test cost, where a device tells: as text and as JSON.
+    steps: Vec<Option<(String, Value)>>,
 }
 
 fn models(args: &Args, context: &Context) -> anyhow::Result<()> {
@@ -243,17 +247,20 @@ fn measure(
     let progress = context.progress(&name, Unit::Steps, Some(repetitions as u64));
     steps::run(&mut engine, warm_up(test), depth, &mut |_, _, _| ())?;
     let mut profile = Profile::default();
-    profile::switch(&mut engine, args.profile);
+    let timed = args.profile || environment()?.vulkan.profile;
+    profile::switch(&mut engine, timed);
     let load_before = contention::load_average();
     let whole = contention::now();
     let mut worst: Option<Contention> = None;
     let mut samples = Vec::new();
+    let mut last = 0;
     for i in 0..repetitions {
         let start = contention::now();
         let seconds = steps::run(&mut engine, test, depth, &mut |engine, n, took| {
             if args.profile {
                 profile.add_step(engine, n, took);
             }
+            last = n;
         })?;
         // Too short a time cannot be judged alone: the whole test is, below.
         if start.seconds() >= JUDGED_ALONE {
@@ -273,6 +280,16 @@ fn measure(
         token_bytes: matches!(test, Test::Generate(_)).then(|| TokenBytes::of(model, depth + test.tokens() / 2)),
         load: [one_minute(load_before), one_minute(contention::load_average())],
         contention: worst,
+    });
+    let ran = engine.executables().find(|(sizes, _)| last <= sizes.n_tokens).filter(|_| timed);
+    let step = ran.and_then(|(_, executable)| Some((executable.report()?, executable)));
+    found.steps.push(match step {
+        Some((report, executable)) => {
+            let mut text = Vec::new();
+            step_report::write(&name, &report, executable.plan(), &mut text)?;
+            Some((String::from_utf8_lossy(&text).into_owned(), step_report::as_json(&report, executable.plan())))
+        }
+        None => None,
     });
     if args.profile {
         found.profiles.push((format!("{}, {name}", ModelFacts::of(model).name), profile));
@@ -314,7 +331,7 @@ fn setup(loaded: &Loaded) -> Setup {
 
 fn print(args: &Args, found: &Found) -> anyhow::Result<()> {
     let mut out = output::stdout();
-    let Found { rows, profiles, placements } = found;
+    let Found { rows, profiles, placements, steps } = found;
     match args.output {
         OutputFormat::Md => {
             report::write(rows, OutputFormat::Md, &mut out)?;
@@ -322,6 +339,7 @@ fn print(args: &Args, found: &Found) -> anyhow::Result<()> {
             for (name, profile) in profiles {
                 profile.write(name, &mut out)?;
             }
+            steps.iter().flatten().try_for_each(|(text, _)| write!(out, "{text}"))?;
         }
         OutputFormat::Json | OutputFormat::Jsonl => {
             let objects: Vec<Value> = rows
@@ -335,6 +353,7 @@ fn print(args: &Args, found: &Found) -> anyhow::Result<()> {
                     let devices = placements.iter().map(|(name, p)| (name.clone(), device::as_json(&p.shares)));
                     fields.push(("devices", Value::Object(devices.collect())));
                     fields.extend(profiles.get(i).map(|(_, p)| ("profile", p.as_json())));
+                    fields.extend(steps.get(i).and_then(Option::as_ref).map(|(_, json)| ("last_step", json.clone())));
                     report::object(fields)
                 })
                 .collect();
@@ -383,19 +402,21 @@ fn tokens(args: &Args, default: usize) -> Vec<usize> {
     if args.tokens.is_empty() { vec![default] } else { args.tokens.iter().map(|t| t.get()).collect() }
 }
 
-/// Measures the CPU's kernels alone.
-fn kernels(op: Op, args: &Args) -> anyhow::Result<()> {
-    let isa = args.isa.map_or_else(|| environment().map(|s| s.isa), Ok)?;
-    let (contraction, default) = match op {
-        Op::Matvec => (Contraction::MatVec, 1),
-        Op::Gemm => (Contraction::Gemm, 512),
-        _ => {
-            return Err(Failure::usage("only matvec and gemm are measured on the CPU; name a GPU with --device").into());
-        }
-    };
+/// The CPU's kernel of a name, and the tokens it is measured with unless told otherwise.
+fn cpu_kernel(op: Op, args: &Args) -> anyhow::Result<(Contraction, usize)> {
     if args.shape.is_empty() || args.format.is_empty() {
         return Err(Failure::usage("--op needs --shape and --format").into());
     }
+    match op {
+        Op::Matvec => Ok((Contraction::MatVec, 1)),
+        Op::Gemm => Ok((Contraction::Gemm, 512)),
+        _ => Err(Failure::usage("only matvec and gemm are measured on the CPU; name a GPU with --device").into()),
+    }
+}
+
+/// Measures the CPU's kernels alone.
+fn kernels((contraction, default): (Contraction, usize), args: &Args) -> anyhow::Result<()> {
+    let isa = args.isa.map_or_else(|| environment().map(|s| s.isa), Ok)?;
     let all_threads = std::thread::available_parallelism().map_or(1, |n| n.get());
     let threads: Vec<usize> = if args.threads.is_empty() {
         vec![all_threads]

@@ -6,8 +6,10 @@ use hanzo_engine::Error;
 use hanzo_engine::context::{Context, Control, Rows};
 use hanzo_engine::model::{DEFAULT_CONTEXT, Model, ModelOptions};
 use hanzo_gguf::{Format, Gguf};
+use hanzo_ml::backend::{Backend, Cache, CompileOptions, Executable, WeightSource, Weights};
 use hanzo_ml::cpu::{CpuBackend, CpuOptions};
 use hanzo_ml::levers::LeverSet;
+use hanzo_ml::plan::Plan;
 use hanzo_ml::plan::schedule::Schedule;
 use std::sync::Arc;
 
@@ -80,4 +82,47 @@ fn barriers_a_step_equal_the_depth_of_the_plan_and_levers_lower_them() {
     };
     let (plain, fused) = (barriers(LeverSet::NONE), barriers(LeverSet::all()));
     assert!(fused.iter().zip(&plain).all(|(f, p)| f + 8 <= *p), "{fused:?} against {plain:?}");
+}
+
+/// The fake, with wishes of its own about buckets.
+struct Wishing(&'static [usize]);
+
+impl Backend for Wishing {
+    fn name(&self) -> &str {
+        "wishing"
+    }
+
+    fn buckets(&self, _n_ubatch: usize) -> Vec<usize> {
+        self.0.to_vec()
+    }
+
+    fn load(&self, plan: &Plan, source: &dyn WeightSource) -> hanzo_ml::error::Result<Arc<dyn Weights>> {
+        FakeBackend.load(plan, source)
+    }
+
+    fn alloc(&self, plan: &Plan, pages: &[usize], slots: &[usize]) -> hanzo_ml::error::Result<Box<dyn Cache>> {
+        FakeBackend.alloc(plan, pages, slots)
+    }
+
+    fn compile(
+        &self,
+        plan: &Plan,
+        options: &CompileOptions,
+        weights: &Arc<dyn Weights>,
+    ) -> hanzo_ml::error::Result<Box<dyn Executable>> {
+        FakeBackend.compile(plan, options, weights)
+    }
+}
+
+#[test]
+fn buckets_are_those_that_the_backend_wants_and_the_largest_takes_a_whole_ubatch() {
+    let buckets = |wanted| {
+        let options = ModelOptions { n_ubatch: 64, n_seqs: 2, ..ModelOptions::default() };
+        let model = Model::from_gguf(tiny::model("llama", 1, 1), Arc::new(Wishing(wanted)), options).expect("loads");
+        let mut c = Context::new(&Arc::new(model)).expect("compiles");
+        c.executables().map(|(s, _)| [s.n_tokens, s.n_seqs, s.n_out]).collect::<Vec<_>>()
+    };
+    assert_eq!(buckets(&[1, 8, 32]), [[1, 1, 1], [8, 2, 8], [32, 2, 8], [64, 2, 8]]);
+    assert_eq!(buckets(&[512, 64, 8, 8, 0]), [[8, 2, 8], [64, 2, 8]]);
+    assert_eq!(buckets(&[]), [[64, 2, 8]]);
 }

@@ -2,7 +2,7 @@
 
 use super::cache::SplitCache;
 use super::cut::{Cut, Feed, Part, Source};
-use crate::backend::{Cache, Executable, OpTime};
+use crate::backend::{Cache, Executable, OpTime, StepReport};
 use crate::batch::{Batch, GroupTables};
 use crate::error::{Error, Result};
 use crate::plan::{Op, Plan, Sizes, ValueId};
@@ -275,6 +275,24 @@ impl Executable for SplitExecutable {
 
     fn set_profile(&mut self, on: bool) {
         self.segments.iter_mut().for_each(|s| s.executable.set_profile(on));
+    }
+
+    fn report(&self) -> Option<StepReport> {
+        let mut all: Option<StepReport> = None;
+        for s in &self.segments {
+            let Some(mut r) = s.executable.report() else { continue };
+            let sum = all.get_or_insert_default();
+            sum.dispatches += r.dispatches;
+            sum.barriers += r.barriers;
+            sum.submissions += r.submissions;
+            sum.record += r.record;
+            sum.submit += r.submit;
+            sum.wait += r.wait;
+            sum.gpu = r.gpu.map_or(sum.gpu, |s| Some(s + sum.gpu.unwrap_or(0.0)));
+            r.kernels.iter_mut().for_each(|k| k.op += s.first_op);
+            sum.kernels.append(&mut r.kernels);
+        }
+        all
     }
 
     fn set_poison(&mut self, on: bool) {

@@ -109,6 +109,11 @@ impl Backend for VulkanBackend {
         if self.features.coop_f16 { 2f64.powi(-11) } else { 0.0 }
     }
 
+    fn buckets(&self, n_ubatch: usize) -> Vec<usize> {
+        // One token, a few, and what the tiles of contractions are cut for.
+        [1, 8, 32, 128].into_iter().filter(|n| *n < n_ubatch).chain([n_ubatch]).collect()
+    }
+
     fn load(&self, plan: &Plan, source: &dyn WeightSource) -> Result<Arc<dyn Weights>> {
         Ok(Arc::new(VulkanWeights::load(&self.device, plan, source)?))
     }

@@ -156,7 +156,7 @@ impl VulkanExecutable {
         let weights = || self.weights.as_any().downcast_ref::<VulkanWeights>();
         let base = match p.buffer {
             Buffer::None => return Some(0),
-            Buffer::Arena => self.arena.address(),
+            Buffer::Arena => self.arena.address() + self.shift,
             Buffer::Step => self.step.address(),
             Buffer::Rows => self.rows.as_ref()?.address(),
             Buffer::Weight(w) => weights()?.address(w)?,
