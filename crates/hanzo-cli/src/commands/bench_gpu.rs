@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use crate::bench::gpu::attention::{self, Attention};
 use crate::bench::gpu::contraction::{self, Case, Contraction};
+use crate::bench::gpu::glu::Glu;
 use crate::bench::gpu::lab::{Effort, Lab};
 use crate::bench::gpu::report::{self, Fields, What};
 use crate::bench::gpu::rows::Norm;
@@ -78,6 +79,10 @@ pub enum Op {
     MoeMatvec,
     /// As gemm, by experts
     MoeGemm,
+    /// Gate, up, what combines them and its quantization, for few tokens; the shape is one matrix'
+    Glu,
+    /// As glu, by experts
+    MoeGlu,
     /// RMS norm of a sum; the shape is runs of a row and their columns
     Norm,
     /// Attention of the last tokens over an f16 cache; the shape is keys and columns of a head (--const NKV=8,GROUP=4)
@@ -95,6 +100,8 @@ impl Op {
             Op::Gemm => "gemm",
             Op::MoeMatvec => "moe-matvec",
             Op::MoeGemm => "moe-gemm",
+            Op::Glu => "glu",
+            Op::MoeGlu => "moe-glu",
             Op::Norm => "norm",
             Op::Attention => "attention",
             Op::Copy => "copy",
@@ -103,7 +110,7 @@ impl Op {
     }
 
     fn is_moe(self) -> bool {
-        matches!(self, Op::MoeMatvec | Op::MoeGemm)
+        matches!(self, Op::MoeMatvec | Op::MoeGemm | Op::MoeGlu)
     }
 }
 
@@ -178,7 +185,8 @@ pub fn run(request: &Request<'_>, flags: &GpuFlags, context: &Context) -> anyhow
         repetitions: request.repetitions,
         working_set: flags.working_set.map(|mib| mib << 20),
     };
-    let mut lab = Lab::open(request.device, effort)?;
+    let cache = context.settings.cache.as_ref().map(|c| c.join("pipelines"));
+    let mut lab = Lab::open(request.device, cache, effort)?;
     context.note(format_args!("on {}", lab.info()));
     let mut lines = Lines { output: request.output, all: Vec::new(), failures: 0 };
     match request.op {
@@ -277,6 +285,13 @@ fn case(
                 continue;
             }
         };
+        if matches!(op, Op::Glu | Op::MoeGlu) {
+            match Glu::new(&lab.gpu, &ready) {
+                Ok(glu) => one(lab, flags, &what, &glu, roof, lines)?,
+                Err(e) => lines.fail(&what, "", Some(format), format!("{e:#}"))?,
+            }
+            continue;
+        }
         for kernel in kernels {
             if kernel == "gemm_coop" {
                 ready.prepare_halves(&lab.gpu)?;
@@ -324,5 +339,49 @@ mod tests {
         assert!(parse_device("cuda:0").is_err() && parse_device("vulkan:x").is_err());
         assert_eq!(parse_constant("rows=2"), Ok(("ROWS".into(), 2)));
         assert!(parse_constant("ROWS").is_err());
+    }
+
+    #[test]
+    fn every_kernel_that_is_measured_gets_its_arguments_and_is_right() {
+        if std::env::var("HANZO_NO_GPU_TESTS").is_ok_and(|v| v == "1") {
+            return;
+        }
+        #[derive(clap::Parser)]
+        struct Only {
+            #[command(flatten)]
+            flags: GpuFlags,
+            #[arg(long)]
+            device: Option<usize>,
+        }
+        let flags = ["bench", "--device", "0", "--experts", "8", "--active", "2", "--const", "NKV=2,GROUP=4"];
+        let mut flags = <Only as clap::Parser>::parse_from(flags).flags;
+        let effort = Effort { launches: 4, seconds: 1e-3, repetitions: 1, working_set: Some(0) };
+        let lab = Lab::open(0, None, effort).expect("a Vulkan driver (or HANZO_NO_GPU_TESTS=1)");
+        let mut lines = Lines { output: OutputFormat::Md, all: Vec::new(), failures: 0 };
+        let (matrix, keys, runs) = ((96, 256), (100, 64), (2, 128));
+        for (op, shape, tokens) in [
+            (Op::Attention, keys, 1),
+            (Op::Attention, keys, 20),
+            (Op::Norm, runs, 3),
+            (Op::Matvec, matrix, 1),
+            (Op::Matvec, matrix, 3),
+            (Op::Gemm, matrix, 70),
+            (Op::MoeMatvec, matrix, 1),
+            (Op::MoeGemm, matrix, 20),
+            (Op::Glu, matrix, 2),
+            (Op::MoeGlu, matrix, 1),
+        ] {
+            if op != Op::Attention {
+                flags.constants.clear();
+            }
+            let float = !matches!(op, Op::Glu | Op::MoeGlu);
+            let formats = if float { vec![Format::Q4_K, Format::F16] } else { vec![Format::Q6_K] };
+            let output = OutputFormat::Md;
+            let request = Request { op, device: 0, formats, shapes: &[], tokens: vec![], repetitions: 1, output };
+            case(&lab, &request, &flags, shape, tokens, 1e9, &mut lines).unwrap();
+        }
+        // The reasons are on stderr.
+        assert_eq!((lines.failures, lines.all.len()), (0, 15));
+        assert_eq!(stream::empty(&lab).unwrap().len(), 5);
     }
 }

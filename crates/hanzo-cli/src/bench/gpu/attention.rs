@@ -14,7 +14,7 @@ const PAGE: usize = 32;
 /// Different pages of one head.
 const POOL: usize = 16;
 /// Tokens up to which keys are cut into splits.
-const FEW: usize = 8;
+const FEW: usize = 16;
 /// Workgroups that fill a device.
 const FULL: usize = 512;
 
@@ -168,7 +168,7 @@ impl Subject for Attention {
         let (at_once, rows) = if d > 128 { (32, 32) } else { (64, 64) };
         let values_in_key_order = values_order(d) == Order::Keys;
         let mut all = vec![("DK", d), ("DV", d), ("VD", d), ("NKV", n_kv), ("GROUP", group), ("KT", 1), ("VT", 1)];
-        all.push(("VKEY", values_in_key_order.into()));
+        all.extend([("VKEY", values_in_key_order.into()), ("LIVE", usize::from(tokens == 1))]);
         if self.few() {
             let splits = keys.div_ceil(at_once).clamp(1, (FULL / (tokens * n_kv)).clamp(1, 128));
             let red = if group > 1 && d <= 128 { 2 } else { 1 };

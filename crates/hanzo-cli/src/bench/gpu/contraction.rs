@@ -73,17 +73,17 @@ struct Activations {
 /// A case ready to run, whichever kernel does it.
 pub struct Contraction {
     pub case: Case,
-    weights: Resident,
+    pub(super) weights: Resident,
     acts: Activations,
     y: Memory,
     live: Memory,
     /// The ids of each set, and the same on the device.
-    ids: Vec<Vec<u32>>,
+    pub(super) ids: Vec<Vec<u32>>,
     id_memory: Vec<Memory>,
     /// For each height of a tile and set of ids: slots by expert, and tiles.
     tiles: Vec<(u32, Vec<(Memory, Memory)>)>,
     nothing: Memory,
-    features: Features,
+    pub(super) features: Features,
 }
 
 /// Heights of tiles that kernels may have.
@@ -151,10 +151,25 @@ impl Contraction {
     }
 
     /// Bytes of the matrix that launch `i` reads.
-    fn weight_bytes(&self) -> u64 {
+    pub(super) fn weight_bytes(&self) -> u64 {
         let expert = (self.case.rows * self.weights.matrix.row_bytes()) as u64;
         let distinct = |ids: &Vec<u32>| ids.iter().collect::<std::collections::BTreeSet<_>>().len() as u64;
         expert * self.ids.first().map_or(1, distinct)
+    }
+
+    /// Sets of experts that launches go through.
+    pub(super) fn sets(&self) -> usize {
+        self.ids.len().max(1)
+    }
+
+    /// Rows of y where a step is one token, which the engine then compiles in; 0: not known.
+    pub(super) fn known_rows(&self) -> u32 {
+        if self.case.tokens == 1 { self.case.slots() as u32 } else { 0 }
+    }
+
+    /// The values of the codes that a slot reads.
+    pub(super) fn row_of_x(&self, slot: usize) -> &[f32] {
+        &self.acts.quantized[slot / self.case.div() * self.case.cols..][..self.case.cols]
     }
 
     /// A kernel of this case.
@@ -193,8 +208,7 @@ impl WithKernel<'_> {
 
     /// Sets of arguments: experts first, then copies.
     fn set(&self, copy: usize) -> (usize, usize) {
-        let sets = self.c.ids.len().max(1);
-        (copy % sets, copy / sets)
+        (copy % self.c.sets(), copy / self.c.sets())
     }
 }
 
@@ -208,6 +222,7 @@ impl Subject for WithKernel<'_> {
         let variant = case.variant(features).filter(|v| v.kernel == self.kernel);
         let mut all = variant.map_or(Vec::new(), |v| v.constants.to_vec());
         all.extend([("BIAS", 0), ("MOE", u32::from(case.experts.is_some())), ("WHOLE", 1), ("TERMS", 1)]);
+        all.push(("LIVE", self.c.known_rows()));
         if !self.is_gemm() {
             let split = all.iter().find(|c| c.0 == "SPLIT").map_or(1, |c| c.1);
             let units = variants::units_in_flight(case.cols / 32, features.wave * split);
@@ -253,7 +268,7 @@ impl Subject for WithKernel<'_> {
     }
 
     fn copies(&self) -> usize {
-        self.c.weights.copies() * self.c.ids.len().max(1)
+        self.c.weights.copies() * self.c.sets()
     }
 
     fn arguments(&self, c: &Constants, copy: usize) -> anyhow::Result<Vec<(&'static str, Arg)>> {

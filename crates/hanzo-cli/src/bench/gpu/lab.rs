@@ -1,5 +1,6 @@
 //! A device under measurement: launches a subject many times in recorded chains and reads the device's clock.
 
+use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::Context as _;
@@ -68,9 +69,9 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// Opens device `index`.
-    pub fn open(index: usize, effort: Effort) -> anyhow::Result<Lab> {
-        let options = VulkanOptions { pipeline_cache: pipeline_cache(), ..VulkanOptions::default() };
+    /// Opens device `index`; pipelines are kept in `cache`.
+    pub fn open(index: usize, cache: Option<PathBuf>, effort: Effort) -> anyhow::Result<Lab> {
+        let options = VulkanOptions { pipeline_cache: cache, ..VulkanOptions::default() };
         Ok(Lab { gpu: Machine::open(index, &options)?, effort, roof: None })
     }
 
@@ -167,9 +168,4 @@ impl Lab {
         }
         Ok(seconds)
     }
-}
-
-/// Where pipelines are kept between runs: beside the downloaded models.
-fn pipeline_cache() -> Option<std::path::PathBuf> {
-    crate::settings::Settings::from_env().cache.map(|c| c.join("pipelines"))
 }

@@ -52,7 +52,7 @@ impl Subject for Norm {
     }
 
     fn fixed(&self) -> Vec<(&'static str, u32)> {
-        vec![("ADD", 1), ("WEIGHTED", 1), ("VEC", 1)]
+        vec![("ADD", 1), ("WEIGHTED", 1), ("VEC", 1), ("MASK", u32::from(self.tokens > 1))]
     }
 
     fn grid(&self, c: &Constants) -> Result<[u32; 3], String> {
@@ -79,6 +79,7 @@ impl Subject for Norm {
             ("ys", (&self.planes[2]).into()),
             ("group", Arg::U32(self.group as u32)),
             ("runs", Arg::U32(self.runs as u32)),
+            ("inverse", Arg::F32(1.0 / self.group as f32)),
             ("eps", Arg::F32(EPS)),
         ])
     }

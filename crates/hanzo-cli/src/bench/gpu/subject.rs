@@ -87,7 +87,7 @@ impl Constants {
 
     /// Those that matter for tuning, as `NAME=1,OTHER=2`.
     pub fn tuning(&self) -> String {
-        const FIXED: [&str; 6] = ["WAVE", "HALF_HW", "BIAS", "MOE", "WHOLE", "TERMS"];
+        const FIXED: [&str; 8] = ["WAVE", "HALF_HW", "LIVE", "MASK", "BIAS", "MOE", "WHOLE", "TERMS"];
         let own = self.0.iter().filter(|c| !FIXED.contains(&c.0.as_str()));
         own.map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(",")
     }

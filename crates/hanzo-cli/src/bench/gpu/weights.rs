@@ -45,12 +45,17 @@ pub struct Matrix {
 
 impl Matrix {
     pub fn new(format: Format, rows: usize, cols: usize) -> anyhow::Result<Matrix> {
+        Matrix::seeded(format, rows, cols, 1)
+    }
+
+    /// Matrices of different seeds differ.
+    pub fn seeded(format: Format, rows: usize, cols: usize, seed: u64) -> anyhow::Result<Matrix> {
         let len = if format.is_block() { format.block_len() } else { 32 };
         if !cols.is_multiple_of(len.max(32)) || Run::whole(format, rows, cols).is_none() {
             let what = format!("a {rows}x{cols} matrix of {format}: columns must be a multiple of {}", len.max(32));
             return Err(Failure::usage(what).into());
         }
-        let mut noise = Noise(u64::from(format.id()) + 1);
+        let mut noise = Noise(u64::from(format.id()) + seed);
         let bytes = format.row_bytes(len).context("whole blocks")?;
         let pool = (0..POOL).map(|_| block(format, len, bytes, &mut noise)).collect();
         Ok(Matrix { format, rows, cols, pool })
