@@ -8,6 +8,7 @@ use std::sync::Arc;
 use hanzo_ml::backend::Backend;
 use hanzo_ml::cpu::isa::IsaLevel;
 use hanzo_ml::devices::{self, OpenOptions};
+use hanzo_ml::levers::LeverSet;
 use hanzo_ml::oracle::gate::{self, GateOptions, GateReport};
 use hanzo_ml::oracle::mutate::Fate;
 use hanzo_ml::oracle::oracles;
@@ -33,6 +34,9 @@ pub struct Args {
     /// Compare compiled steps, replayed, with steps compiled anew, over 340 tokens; and plant stale data
     #[arg(long, conflicts_with_all = ["mutate", "golden", "model"])]
     replay: bool,
+    /// Only with every lever off and with every lever at its default, instead of all sets
+    #[arg(long)]
+    quick: bool,
     /// Only oracles, ops or formats whose name contains this
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
@@ -157,14 +161,18 @@ pub fn run(args: Args, context: &Context) -> anyhow::Result<()> {
         "cpu" => Some(settings.isa),
         name => name.strip_prefix("cpu:").and_then(IsaLevel::from_name),
     };
+    let lever_sets = match args.quick {
+        true => vec![("none".to_string(), LeverSet::NONE), ("default".to_string(), LeverSet::default())],
+        false => GateOptions::default().lever_sets,
+    };
     let options = GateOptions {
+        lever_sets,
         filter: args.filter,
         golden: args.golden,
         mutate: args.mutate,
         replay: args.replay,
         seed: args.seed,
         real,
-        ..GateOptions::default()
     };
     if let Some(isa) = isa.filter(|_| !args.json) {
         context.note(format_args!("{} kernels", isa.name()));
