@@ -53,7 +53,8 @@ impl Shape {
         let latent = g.d_v == 0;
         let kt = cache_code(g.type_k, spec.d_k)?;
         let vt = if latent { kt } else { cache_code(g.type_v, spec.d_v)? };
-        if spec.d_v % 4 != 0 || spec.d_v > 1024 {
+        // Each thread sums up at least one run of four columns.
+        if spec.d_v % 4 != 0 || spec.d_v / 4 > threads(cx) {
             let what = format!("no attention kernel for values of {} columns; run it on the CPU (-ngl)", spec.d_v);
             return Err(Error::Unsupported { backend: "gpu", what });
         }
@@ -106,6 +107,11 @@ pub(super) fn lower(cx: &mut Lowering<'_>, op: &Op) -> Result<bool> {
     }
 }
 
+/// Threads of a group that takes a split, or sums splits up.
+fn threads(cx: &Lowering<'_>) -> usize {
+    cx.features.max_threads.min(256) as usize
+}
+
 /// The window as kernels take it: 0 for none.
 fn window(spec: &AttentionSpec) -> u32 {
     spec.window.unwrap_or(0)
@@ -119,7 +125,7 @@ fn decode(
     out: ValueId,
     quantize: Option<&Op>,
 ) -> Result<()> {
-    let threads = cx.features.max_threads.min(256) as usize;
+    let threads = threads(cx);
     let keys: usize = if spec.d_v > 128 { 32 } else { 64 };
     // Query heads of one group of threads, and how many of them are summed up at a time.
     let shared = |heads: usize, red: usize| 4 * heads * (spec.d_k + threads + keys + 1) + 32 * red * threads;
