@@ -103,6 +103,11 @@ fn camel(name: &str) -> String {
         .collect()
 }
 
+/// A comment as documentation: brackets are shapes, not links.
+fn markdown(comment: &str) -> String {
+    comment.replace('[', "\\[").replace(']', "\\]").replace('<', "\\<")
+}
+
 /// The Rust structs of arguments.
 fn args(ops: &[OpFile]) -> Result<String> {
     let mut s = String::new();
@@ -113,7 +118,7 @@ fn args(ops: &[OpFile]) -> Result<String> {
         }
         seen.push(&op.name);
         let (bytes, offsets) = op.layout();
-        writeln!(s, "/// Arguments of `{}`: {}", op.name, op.doc)?;
+        writeln!(s, "/// Arguments of `{}`: {}", op.name, markdown(&op.doc))?;
         writeln!(s, "#[derive(Clone, Copy, Debug, PartialEq)]\npub struct {}<P> {{", camel(&op.name))?;
         for a in &op.args {
             let ty = match a.kind {
@@ -122,7 +127,7 @@ fn args(ops: &[OpFile]) -> Result<String> {
                 ArgKind::U32 => "u32",
                 ArgKind::F32 => "f32",
             };
-            let doc = if a.doc.is_empty() { a.name.as_str() } else { a.doc.as_str() };
+            let doc = markdown(if a.doc.is_empty() { &a.name } else { &a.doc });
             writeln!(s, "    /// {doc}\n    pub {}: {ty},", a.name)?;
         }
         writeln!(s, "}}\nimpl<P: Copy> Args<P> for {}<P> {{", camel(&op.name))?;

@@ -1,7 +1,7 @@
 //! Lowering: a Plan to a [`Program`] of kernel launches.
 //!
 //! Levers rewrite the Plan; contractions over block formats get their activations quantized by an op of its own; ops that
-//! one kernel runs together are fused ([`fuse`]); then each op's file turns it into launches. The order is the schedule's:
+//! one kernel runs together are fused (`fuse`); then each op's file turns it into launches. The order is the schedule's:
 //! level by level, so that launches that need no barrier between them stand together.
 
 mod attention;
