@@ -92,6 +92,7 @@ fn ids_are_exact_and_weights_within_the_bound_in_one_launch_and_in_three() {
             Spec { top: 1, normalise: false, ..BASE },
             Spec { experts: 5, top: 5, scale: 2.5, ..BASE },
             Spec { experts: 128, top: 8, ..BASE },
+            Spec { experts: 160, top: 6, ..BASE },
             Spec { experts: 33, top: 4, biased: true, ..BASE },
             Spec { experts: 32, top: 4, groups: 8, kept: 3, ..BASE },
             Spec { experts: 32, top: 6, groups: 4, kept: 2, biased: true, scale: 2.5, ..BASE },
