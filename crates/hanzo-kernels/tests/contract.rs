@@ -503,7 +503,7 @@ fn float_kernels_meet_f64_for_every_format() {
                 let x: Vec<f64> = x[t * cols..][..cols].iter().map(|x| f64::from(*x)).collect();
                 w.dot(0, row, &x, cols as f64)
             };
-            for wave in [8, 32] {
+            for (wave, split) in [(8, 1), (32, 2), (8, 8)] {
                 let mut m = Memory::new();
                 let y = m.output(tokens * rows * 4);
                 let args = MatvecF32 {
@@ -519,9 +519,11 @@ fn float_kernels_meet_f64_for_every_format() {
                     div: 1,
                     bias_stride: 0,
                 };
-                let set = [("WAVE", wave), ("ROWS", 2), ("TOKENS", 1), ("WHOLE", whole), ("BIAS", 1)];
-                launch(Some(format), &mut m, &args, &set, [(rows as u32).div_ceil(128 / wave * 2), tokens as u32, 1]);
-                check(&w, &m.f32s(y), live, Some(&b), &format!("matvec_f32 {what}"), want);
+                let set =
+                    [("WAVE", wave), ("ROWS", 2), ("TOKENS", 1), ("WHOLE", whole), ("BIAS", 1), ("SPLIT", split)];
+                let span = 128 / wave / split * 2;
+                launch(Some(format), &mut m, &args, &set, [(rows as u32).div_ceil(span), tokens as u32, 1]);
+                check(&w, &m.f32s(y), live, Some(&b), &format!("matvec_f32 {what}, split {split}"), want);
             }
             let mut m = Memory::new();
             let y = m.output(tokens * rows * 4);

@@ -133,7 +133,7 @@ pub(super) fn contract(
     let terms = if task == Task::Head { 2 } else { 1 };
     let mut set = v.constants.to_vec();
     set.extend([("BIAS", u32::from(m.bias.is_some())), ("MOE", u32::from(experts.is_some()))]);
-    let threads = variants::threads(v.constants, cx.features);
+    let mut threads = variants::threads(v.constants, cx.features);
     let get = |name| constant(v, name);
     let groups = if v.kernel.starts_with("gemm") {
         let token_tiles = match experts {
@@ -142,9 +142,16 @@ pub(super) fn contract(
         };
         [rows.div_ceil(get("BN")), token_tiles, 1]
     } else {
-        let span = threads / cx.features.wave * get("ROWS") * get("REPEAT");
-        let in_flight = variants::units_in_flight(units as usize, cx.features.wave * get("SPLIT"));
-        set.extend([("THREADS", threads), ("UNITS", in_flight)]);
+        let mut split = get("SPLIT");
+        if v.kernel == "matvec_f32" && !cx.options.deterministic {
+            let loads = rows.div_ceil(get("ROWS")) as usize * slots.div_ceil(get("TOKENS")) as usize;
+            if let Some(waves) = variants::waves_of_few_rows(loads, units as usize, cx.features) {
+                (split, threads) = (waves, waves * cx.features.wave);
+            }
+        }
+        let span = threads / cx.features.wave / split * get("ROWS") * get("REPEAT");
+        let in_flight = variants::units_in_flight(units as usize, cx.features.wave * split);
+        set.extend([("THREADS", threads), ("UNITS", in_flight), ("SPLIT", split)]);
         [rows.div_ceil(span), slots.div_ceil(get("TOKENS")), 1]
     };
     let (order, tiles) = match experts {

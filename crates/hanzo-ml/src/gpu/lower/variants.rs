@@ -180,6 +180,15 @@ pub fn units_in_flight(units: usize, lanes: u32) -> u32 {
     (1..=4usize).rev().find(fits).unwrap_or(1) as u32
 }
 
+/// Waves that share a row, and make a workgroup, where there are too few rows (or tiles of them) to fill a device with
+/// whole workgroups; none where there are enough. No more than have units of their own.
+pub fn waves_of_few_rows(rows: usize, units: usize, features: &Features) -> Option<u32> {
+    const FULL: usize = 1024;
+    let most = units.div_ceil(features.wave.max(1) as usize).min((most_threads(features) / features.wave) as usize);
+    let split = [8, 4, 2, 1].into_iter().find(|s| *s <= most.max(1) && rows * s <= FULL);
+    split.map(|s| s as u32)
+}
+
 /// Threads of a workgroup that is not a fixed tile: what `constants` say, or 128, but whole waves and not more than there
 /// may be.
 pub fn threads(constants: &[(&str, u32)], features: &Features) -> u32 {
@@ -250,6 +259,22 @@ mod tests {
             let load = Load { tokens: 100, experts: None };
             assert!(choose(Task::Head, Input::Int8, load, 1, deterministic, f).is_some());
         }
+    }
+
+    #[test]
+    fn few_rows_are_cut_while_lanes_have_units_and_the_device_room() {
+        let features = |wave| Features {
+            wave,
+            half_hw: false,
+            int_dot: true,
+            coop_f16: false,
+            shared_bytes: 32768,
+            max_threads: 256,
+        };
+        let waves = |rows, units, wave| waves_of_few_rows(rows, units, &features(wave));
+        assert_eq!([waves(128, 64, 32), waves(128, 64, 8), waves(8, 64, 64)], [Some(2), Some(8), Some(1)]);
+        assert_eq!([waves(512, 256, 32), waves(1024, 64, 32), waves(1025, 64, 32)], [Some(2), Some(1), None]);
+        assert_eq!([waves(1, 0, 128), waves(1, 1 << 20, 128)], [Some(1), Some(2)]);
     }
 
     #[test]
