@@ -519,8 +519,7 @@ fn float_kernels_meet_f64_for_every_format() {
                     div: 1,
                     bias_stride: 0,
                 };
-                let set =
-                    [("WAVE", wave), ("ROWS", 2), ("TOKENS", 1), ("WHOLE", whole), ("BIAS", 1), ("SPLIT", split)];
+                let set = [("WAVE", wave), ("ROWS", 2), ("TOKENS", 1), ("WHOLE", whole), ("BIAS", 1), ("SPLIT", split)];
                 let span = 128 / wave / split * 2;
                 launch(Some(format), &mut m, &args, &set, [(rows as u32).div_ceil(span), tokens as u32, 1]);
                 check(&w, &m.f32s(y), live, Some(&b), &format!("matvec_f32 {what}, split {split}"), want);
@@ -543,6 +542,9 @@ fn float_kernels_meet_f64_for_every_format() {
             };
             launch(Some(format), &mut m, &args, &[("WHOLE", whole)], [(rows as u32).div_ceil(64), 1, 1]);
             check(&w, &m.f32s(y), live, None, &format!("gemm_f32 {what}"), want);
+            let small = [("WHOLE", whole), ("THREADS", 64), ("BM", 16), ("BN", 16), ("TM", 2), ("TN", 2)];
+            launch(Some(format), &mut m, &args, &small, [(rows as u32).div_ceil(16), 1, 1]);
+            check(&w, &m.f32s(y), live, None, &format!("gemm_f32 in small tiles {what}"), want);
         }
     }
 }

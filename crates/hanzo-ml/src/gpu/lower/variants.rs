@@ -79,6 +79,8 @@ const TILE_16: &[(&str, u32)] = &[("THREADS", 64), ("BM", 16), ("BN", 32), ("TM"
 const TILE_32: &[(&str, u32)] = &[("THREADS", 128), ("BM", 32), ("BN", 64), ("TM", 4), ("TN", 4), ("BU", 2)];
 const TILE_64: &[(&str, u32)] = &[("THREADS", 256), ("BM", 64), ("BN", 64), ("TM", 4), ("TN", 4), ("BU", 2)];
 const FLOATS_16: &[(&str, u32)] = &[("THREADS", 64), ("BM", 16), ("BN", 32), ("TM", 2), ("TN", 4)];
+/// For matrices of so few rows that larger tiles leave most of a device idle.
+const FLOATS_FEW: &[(&str, u32)] = &[("THREADS", 64), ("BM", 16), ("BN", 16), ("TM", 2), ("TN", 2)];
 const FLOATS_64: &[(&str, u32)] = &[("THREADS", 256), ("BM", 64), ("BN", 64), ("TM", 4), ("TN", 4)];
 
 /// Every variant.
@@ -100,8 +102,10 @@ pub const VARIANTS: &[Variant] = &[
     row(Task::Linear, Input::Float, (1, 0), "matvec_f32", &[("ROWS", 1)]),
     row(Task::Linear, Input::Float, (2, 0), "matvec_f32", &[("TOKENS", 2), ("ROWS", 1)]),
     row(Task::Linear, Input::Float, (4, 0), "matvec_f32", &[("TOKENS", 4), ("ROWS", 1)]),
-    row(Task::Linear, Input::Float, (16, 0), "gemm_f32", FLOATS_16),
-    row(Task::Linear, Input::Float, (ANY, 0), "gemm_f32", FLOATS_64),
+    row(Task::Linear, Input::Float, (16, 1024), "gemm_f32", FLOATS_16),
+    row(Task::Linear, Input::Float, (ANY, 1024), "gemm_f32", FLOATS_64),
+    row(Task::Linear, Input::Float, (32, 0), "matvec_f32", &[("TOKENS", 4), ("ROWS", 1)]),
+    row(Task::Linear, Input::Float, (ANY, 0), "gemm_f32", FLOATS_FEW),
     row(Task::Moe, Input::Int8, (12, 0), "gemm_dot", TILE_16),
     row(Task::Moe, Input::Int8, (40, 0), "gemm_dot", TILE_32),
     row(Task::Moe, Input::Int8, (ANY, 0), "gemm_dot", TILE_64),
