@@ -62,6 +62,18 @@ FN void ST2(RW p, u32 i, u32x2 v) { ((u32x2*)p)[i] = v; }
 FN void ST4(RW p, u32 i, u32x4 v) { ((u32x4*)p)[i] = v; }
 FN void STF(RW p, u32 i, f32 v) { ((f32*)p)[i] = v; }
 FN void STF4(RW p, u32 i, f32x4 v) { ((f32x4*)p)[i] = v; }
+// At device scope, for what another workgroup of the launch reads or wrote.
+#define FENCE __threadfence()
+FN f32 CLDF(RW p, u32 i) { u32 v; asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(__cvta_generic_to_global(p + i)) : "memory"); return as_f32(v); }
+FN f32x4 CLDF4(RW p, u32 i) {
+  f32x4 v;
+  asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(__cvta_generic_to_global(p + 4ull * i)) : "memory");
+  return v;
+}
+FN void CSTF(RW p, u32 i, f32 v) { asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" :: "l"(__cvta_generic_to_global(p + i)), "f"(v) : "memory"); }
+FN void CSTF4(RW p, u32 i, f32x4 v) {
+  asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1, %2, %3, %4};" :: "l"(__cvta_generic_to_global(p + 4ull * i)), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
+}
 FN u32 ATOMIC_ADD(RW p, u32 i, u32 v) { return atomicAdd(p + i, v); }
 
 // Butterflies: every lane gets the same bits.

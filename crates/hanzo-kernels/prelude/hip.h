@@ -64,6 +64,12 @@ FN void ST2(RW p, u32 i, u32x2 v) { ((u32x2*)p)[i] = v; }
 FN void ST4(RW p, u32 i, u32x4 v) { ((u32x4*)p)[i] = v; }
 FN void STF(RW p, u32 i, f32 v) { ((f32*)p)[i] = v; }
 FN void STF4(RW p, u32 i, f32x4 v) { ((f32x4*)p)[i] = v; }
+// The fence writes back and invalidates what is not coherent over the device: plain accesses around it are enough.
+#define FENCE __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "agent")
+FN f32 CLDF(RW p, u32 i) { return RWF(p, i); }
+FN f32x4 CLDF4(RW p, u32 i) { return ((const f32x4*)p)[i]; }
+FN void CSTF(RW p, u32 i, f32 v) { STF(p, i, v); }
+FN void CSTF4(RW p, u32 i, f32x4 v) { STF4(p, i, v); }
 FN u32 ATOMIC_ADD(RW p, u32 i, u32 v) { return __hip_atomic_fetch_add(p + i, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT); }
 
 FN u32 hz_lane_xor(u32 x, u32 m) { return (u32)__builtin_amdgcn_ds_bpermute((i32)((LANE ^ m) << 2u), (i32)x); }

@@ -53,6 +53,8 @@ struct Fiber {
   int line;           // where it waits
   WaveOp op;          // at a wave word: which, its operand, and the result
   u32 mask, value, result;
+  u32 fence;          // the epoch of its last FENCE
+  bool unfenced;      // has stored by CSTF or CSTF4 since then
 };
 struct Buffer { unsigned char* base; uint64_t bytes; uint64_t writable; };  // also known to the harness
 struct Shadow { u32 writer, reader; };                                      // of a word of a writable buffer: global thread + 1, 0 none, ~0 several
@@ -63,6 +65,7 @@ static Fiber* now;
 static void* home;
 static unsigned char* stacks;
 static u32 group_x, group_y, group_z;
+static u32 atomic_epoch; // of the workgroup's last ATOMIC_ADD
 static u32 epoch;        // counts barriers, never repeats: an access belongs to one
 static uint64_t global_group;
 static char* message;
@@ -127,6 +130,8 @@ static void start(u32 thread) {
   f.thread = thread;
   f.lane = thread % WAVE;
   f.wave = thread / WAVE;
+  f.fence = 0;
+  f.unfenced = false;
   void** top = (void**)(stacks + STACK * (thread + 1));
 #if defined(__x86_64__)
   *--top = nullptr;                 // keeps the stack at 8 modulo 16 on entry, as after a call
@@ -205,6 +210,7 @@ static void poison_shared();
 static void run_group() {
   poison_shared();
   epoch++;
+  atomic_epoch = 0;
   for (u32 t = 0; t < THREADS; t++) start(t);
   for (;;) {
     for (u32 w = 0; w < THREADS / WAVE; w++) {
@@ -262,6 +268,20 @@ static inline unsigned char* write(const Pointer& p, u32 i, u32 size, const char
 template <class T> static inline T load(const Pointer& p, u32 i, const char* word) {
   T v;
   memcpy(&v, read(p, i, sizeof(T), word), sizeof(T));
+  return v;
+}
+// What another workgroup of the launch stored: seen for certain only behind a FENCE that comes after the ATOMIC_ADD that told of it and the
+// barrier that passed that on.
+template <class T> static inline T load_coherent(const Pointer& p, u32 i, const char* word) {
+  check(p, i, sizeof(T), word);
+  Shadow* s = shadow_of(p, (uint64_t)i * sizeof(T));
+  for (u32 k = 0; s && k < sizeof(T) / 4; k++) {
+    if (s[k].writer != 0 && s[k].writer != me() && (atomic_epoch == 0 || now->fence <= atomic_epoch))
+      fault("%s of `%s` at element %u races: another thread wrote it, and no FENCE stands between its ATOMIC_ADD and this", word, p.name, i);
+    s[k].reader = s[k].reader == 0 || s[k].reader == me() ? me() : ~0u;
+  }
+  T v;
+  memcpy(&v, p.at + (uint64_t)i * sizeof(T), sizeof(T));
   return v;
 }
 template <class T> static inline void store(const Pointer& p, u32 i, T v, const char* word) { memcpy(write(p, i, sizeof(T), word), &v, sizeof(T)); }
@@ -427,6 +447,11 @@ template <class T, u32 N> struct Shared {
 #define ST4(p_, i_, v_) hz::store<u32x4>(hz::only_rw(p_).ptr, i_, v_, "ST4")
 #define STF(p_, i_, v_) hz::store<f32>(hz::only_rw(p_).ptr, i_, v_, "STF")
 #define STF4(p_, i_, v_) hz::store<f32x4>(hz::only_rw(p_).ptr, i_, v_, "STF4")
+#define FENCE (hz::now->fence = hz::epoch, hz::now->unfenced = false)
+#define CLDF(p_, i_) hz::load_coherent<f32>(hz::only_rw(p_).ptr, i_, "CLDF")
+#define CLDF4(p_, i_) hz::load_coherent<f32x4>(hz::only_rw(p_).ptr, i_, "CLDF4")
+#define CSTF(p_, i_, v_) (hz::store<f32>(hz::only_rw(p_).ptr, i_, v_, "CSTF"), (void)(hz::now->unfenced = true))
+#define CSTF4(p_, i_, v_) (hz::store<f32x4>(hz::only_rw(p_).ptr, i_, v_, "CSTF4"), (void)(hz::now->unfenced = true))
 namespace hz {
 struct alignas(8) Pair { u32x2 v; };
 static inline const RO& only_ro(const RO& p) { return p; }
@@ -439,6 +464,9 @@ FN RO ADV(RO p, u32 n) {
 // Atomics do not race with each other; they leave no trace in the shadow, so that a plain access beside them is not seen.
 FN u32 ATOMIC_ADD(RW p, u32 i, u32 v) {
   hz::check(p.ptr, i, 4, "ATOMIC_ADD");
+  for (u32 t = 0; t < THREADS; t++)
+    if (hz::fibers[t].unfenced) hz::fault("ATOMIC_ADD of `%s` before a FENCE of thread %u, which stored by CSTF or CSTF4", p.ptr.name, t);
+  hz::atomic_epoch = hz::epoch;
   unsigned char* at = const_cast<unsigned char*>(p.ptr.at) + 4ull * i;
   u32 old, sum;
   memcpy(&old, at, 4);

@@ -44,6 +44,21 @@ FN void ST2(RW p, u32 i, u32x2 v) { ((device uint2*)p)[i] = v; }
 FN void ST4(RW p, u32 i, u32x4 v) { ((device uint4*)p)[i] = v; }
 FN void STF(RW p, u32 i, f32 v) { ((device float*)p)[i] = v; }
 FN void STF4(RW p, u32 i, f32x4 v) { ((device float4*)p)[i] = v; }
+// Relaxed atomics are coherent over the device. Before Metal 3.2 no fence is, but for a threadgroup's own barrier.
+#if __METAL_VERSION__ >= 320
+#define FENCE atomic_thread_fence(mem_flags::mem_device, memory_order_seq_cst, thread_scope_device)
+#else
+#define FENCE threadgroup_barrier(mem_flags::mem_device)
+#endif
+FN f32 CLDF(RW p, u32 i) { return as_f32(atomic_load_explicit((device atomic_uint*)(p + i), memory_order_relaxed)); }
+FN f32x4 CLDF4(RW p, u32 i) { return mkf4(CLDF(p, 4u * i), CLDF(p, 4u * i + 1u), CLDF(p, 4u * i + 2u), CLDF(p, 4u * i + 3u)); }
+FN void CSTF(RW p, u32 i, f32 v) { atomic_store_explicit((device atomic_uint*)(p + i), as_u32(v), memory_order_relaxed); }
+FN void CSTF4(RW p, u32 i, f32x4 v) {
+  CSTF(p, 4u * i, v.x);
+  CSTF(p, 4u * i + 1u, v.y);
+  CSTF(p, 4u * i + 2u, v.z);
+  CSTF(p, 4u * i + 3u, v.w);
+}
 FN u32 ATOMIC_ADD(RW p, u32 i, u32 v) { return atomic_fetch_add_explicit((device atomic_uint*)(p + i), v, memory_order_relaxed); }
 
 FN f32 wave_sum(f32 x) { return simd_sum(x); }

@@ -36,6 +36,8 @@ layout(buffer_reference, scalar, buffer_reference_align = 8) buffer HzW2 { uvec2
 layout(buffer_reference, scalar, buffer_reference_align = 16) buffer HzW4 { uvec4 e[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) buffer HzWf { float e[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 16) buffer HzWf4 { vec4 e[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) coherent buffer HzCf { float e[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 16) coherent buffer HzCf4 { vec4 e[]; };
 #define LD1(p, i) (HzR1(p).e[i])
 #define LD2(p, i) (HzR2(p).e[i])
 #define LD4(p, i) (HzR4(p).e[i])
@@ -48,6 +50,11 @@ layout(buffer_reference, scalar, buffer_reference_align = 16) buffer HzWf4 { vec
 #define ST4(p, i, v) HzW4(p).e[i] = (v)
 #define STF(p, i, v) HzWf(p).e[i] = (v)
 #define STF4(p, i, v) HzWf4(p).e[i] = (v)
+#define CLDF(p, i) (HzCf(p).e[i])
+#define CLDF4(p, i) (HzCf4(p).e[i])
+#define CSTF(p, i, v) HzCf(p).e[i] = (v)
+#define CSTF4(p, i, v) HzCf4(p).e[i] = (v)
+#define FENCE memoryBarrierBuffer()
 #define ADV(p, n) ((p) + 16ul * uint64_t(n))
 #define ATOMIC_ADD(p, i, v) atomicAdd(HzW1(p).e[i], v)
 

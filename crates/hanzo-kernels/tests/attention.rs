@@ -319,40 +319,56 @@ impl Ready {
         ]
     }
 
-    /// Output of attn_decode and attn_combine; with `quant` the planes as well.
-    fn decode(&mut self, keys: u32, heads: u32, quant: bool) -> (Vec<f32>, [Vec<u8>; 3]) {
+    /// Constants of attn_decode, and its arguments without anything that it needs to combine.
+    fn splits(&mut self, keys: u32, heads: u32) -> (AttnDecode<u64>, Vec<(&'static str, u32)>, [u32; 3]) {
         let c = self.case.clone();
-        let (n, all) = (c.tokens(), c.n_kv * c.group);
-        let (a, m) = (self.at, &mut self.memory);
-        let part = m.output(4 * n * all * c.splits as usize * c.d_v);
-        let top = m.output(8 * n * all * c.splits as usize);
+        let a = self.at;
         let args = AttnDecode {
             q: a.q,
             k: a.k,
             v: a.v,
             live: a.live,
-            part,
-            top,
+            part: 0,
+            top: 0,
+            sinks: 0,
+            gate: 0,
+            y: 0,
+            xq: 0,
             ends: a.ends,
             positions: a.positions,
             tables: a.tables,
             firsts: a.firsts,
             pages: a.pages,
-            window: c.window,
             scale: c.scale,
             cap: c.cap,
         };
         let mut set = self.constants();
-        set.extend([("KEYS", keys), ("SPLITS", c.splits), ("HEADS", heads), ("RED", 3.min(heads))]);
+        set.extend([
+            ("KEYS", keys),
+            ("SPLITS", c.splits),
+            ("HEADS", heads),
+            ("RED", 3.min(heads)),
+            ("WINDOW", c.window),
+        ]);
         let tiles = (c.group as u32).div_ceil(heads);
-        launch(&mut self.memory, &args, &set, [c.splits, c.n_kv as u32 * tiles, n as u32 + 2]);
-        let m = &mut self.memory;
+        (args, set, [c.splits, c.n_kv as u32 * tiles, c.tokens() as u32 + 2])
+    }
+
+    /// Output of attn_decode and attn_combine; with `quant` the planes as well.
+    fn decode(&mut self, keys: u32, heads: u32, quant: bool) -> (Vec<f32>, [Vec<u8>; 3]) {
+        let c = self.case.clone();
+        let (n, all) = (c.tokens(), c.n_kv * c.group);
+        let (mut args, set, grid) = self.splits(keys, heads);
+        let (a, m) = (self.at, &mut self.memory);
+        args.part = m.output(4 * n * all * c.splits as usize * c.d_v);
+        args.top = m.output(8 * n * all * c.splits as usize);
+        launch(m, &args, &set, grid);
         let cols = all * c.d_v;
         let (y, xq, xd, xs) =
             (m.output(4 * n * cols), m.output(n * cols), m.output(n * cols / 8), m.output(n * cols / 8));
         let args = AttnCombine {
-            part,
-            top,
+            part: args.part,
+            top: args.top,
             live: a.live,
             sinks: a.sinks,
             gate: a.gate,
@@ -377,6 +393,44 @@ impl Ready {
         ];
         launch(m, &args, &set, [all as u32, n as u32 + 2, 1]);
         (m.f32s(y), [xq, xd, xs].map(|p| m.bytes(p).to_vec()))
+    }
+
+    /// As [`Ready::decode`], in one launch.
+    fn one_pass(&mut self, keys: u32, heads: u32, quant: u32) -> (Vec<f32>, [Vec<u8>; 3]) {
+        let c = self.case.clone();
+        let (n, all) = (c.tokens(), c.n_kv * c.group);
+        let (mut args, mut set, grid) = self.splits(keys, heads);
+        let (a, m) = (self.at, &mut self.memory);
+        let (cols, counters) = (all * c.d_v, n * grid[1] as usize);
+        (args.sinks, args.gate) = (a.sinks, a.gate);
+        // A counter for each group of heads, a few words that are nobody's, then the maxima. The planes likewise.
+        let first = counters.next_multiple_of(2) + 6;
+        args.part = m.output(4 * n * all * c.splits as usize * c.d_v);
+        args.top = m.output(4 * first + 8 * n * all * c.splits as usize);
+        m.bytes_mut(args.top)[..4 * counters].fill(0);
+        let (codes, rest) = ((n * cols).next_multiple_of(64), (n * cols / 8).next_multiple_of(64));
+        (args.y, args.xq) = (m.output(4 * n * cols), m.output(codes + 2 * rest));
+        set.extend([("SINKS", u32::from(c.sinks)), ("GATED", u32::from(c.gate)), ("QUANT", quant)]);
+        set.extend([
+            ("COMBINE", 1),
+            ("TOP", first as u32),
+            ("XD", codes as u32 / 4),
+            ("XS", (codes + rest) as u32 / 4),
+        ]);
+        let mut before = None;
+        // Twice, since the first launch has to leave the counters as it found them.
+        for _ in 0..2 {
+            launch(m, &args, &set, grid);
+            assert!(m.bytes(args.top)[..4 * counters].iter().all(|b| *b == 0), "counters of {c:?}");
+            assert!(m.bytes(args.top)[4 * counters..4 * first].iter().all(|b| *b == 0xff), "words in front of {c:?}");
+            let planes = m.bytes(args.xq);
+            let from = |at: usize, len: usize| planes[at..at + len].to_vec();
+            let all = [from(0, n * cols), from(codes, n * cols / 8), from(codes + rest, n * cols / 8)];
+            let now = (m.bytes(args.y).to_vec(), all);
+            assert!(before.is_none_or(|b| b == now), "a second launch of {c:?}");
+            before = Some(now);
+        }
+        (m.f32s(args.y), before.expect("two launches").1)
     }
 
     fn prefill(&mut self) -> Vec<f32> {
@@ -428,6 +482,7 @@ fn both(case: Case) {
     let heads = case.group.div_ceil(case.group.div_ceil(4)) as u32;
     let keys = if case.d_v > 128 { 32 } else { 64 };
     compare("decode", &case, &r.decode(keys, heads, false).0, &want);
+    compare("decode in one pass", &case, &r.one_pass(keys, heads, 0).0, &want);
     if case.d_v <= 256 {
         compare("prefill", &case, &r.prefill(), &want);
     }
@@ -499,12 +554,8 @@ fn pages_splits_and_tiles_have_no_edge() {
     both(Case { sequences: vec![(0, 70), (5, 30), (100, 1), (31, 2), (0, 33)], d_k: 32, d_v: 32, ..Case::usual() });
 }
 
-#[test]
-fn one_launch_combines_and_quantizes() {
-    let case = Case { d_v: 64, gate: true, ..Case::usual() };
-    let mut r = Ready::new(&case);
-    let (y, _) = r.decode(64, 2, false);
-    let (_, [q, d, s]) = r.decode(64, 2, true);
+#[track_caller]
+fn quantized(y: &[f32], [q, d, s]: &[Vec<u8>; 3]) {
     for (i, group) in y.chunks(32).enumerate() {
         let amax = group.iter().fold(0.0f32, |m, x| m.max(x.abs()));
         let (scale, inv) = (amax / 127.0, 127.0 / amax);
@@ -513,6 +564,31 @@ fn one_launch_combines_and_quantizes() {
         assert_eq!(d[4 * i..4 * i + 4], scale.to_le_bytes(), "scale of group {i}");
         let sum = |c: &[i8]| c.iter().map(|c| i16::from(*c)).sum::<i16>().to_le_bytes();
         assert_eq!(s[4 * i..4 * i + 4], [sum(&codes[..16]), sum(&codes[16..])].concat(), "sums of group {i}");
+    }
+}
+
+#[test]
+fn one_launch_combines_and_quantizes() {
+    let case = Case { d_v: 64, gate: true, ..Case::usual() };
+    let mut r = Ready::new(&case);
+    let (y, _) = r.decode(64, 2, false);
+    quantized(&y, &r.decode(64, 2, true).1);
+}
+
+#[test]
+fn the_last_workgroup_quantizes_what_it_combines() {
+    for (gate, group, before, splits) in [(true, 2, 70, 4), (false, 2, 70, 4), (true, 3, 300, 16), (false, 5, 20, 1)] {
+        for wave in [8, 32] {
+            let sequences = vec![(before, 2), (3, 1)];
+            let mut r = Ready::new(&Case { gate, group, sequences, splits, wave, sinks: gate, ..Case::usual() });
+            let (y, _) = r.one_pass(64, 2, 0);
+            let (none, planes) = r.one_pass(64, 2, 1);
+            quantized(&y, &planes);
+            assert!(none.iter().all(|y| y.is_nan()), "rows that nobody reads are not written");
+            let (both, planes) = r.one_pass(64, 2, 2);
+            quantized(&y, &planes);
+            assert_eq!(both, y);
+        }
     }
 }
 

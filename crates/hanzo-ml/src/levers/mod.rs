@@ -180,6 +180,16 @@ pub const LEVERS: &[Lever] = &[
         kind: LeverKind::Variant,
     },
     Lever {
+        id: "attention_one_pass",
+        reason: "the last workgroup of a split attention sums the splits up: one launch and one barrier less a layer",
+        regimes: &[Regime::LaunchDecode],
+        backends: &["vulkan"],
+        oracle: "attention_numeric",
+        default_on: true,
+        changes_layout: false,
+        kind: LeverKind::Variant,
+    },
+    Lever {
         id: "norm_quantize",
         reason: "a norm writes its row quantized for the contractions that read it: one launch and one pass less",
         regimes: &[Regime::LaunchDecode],

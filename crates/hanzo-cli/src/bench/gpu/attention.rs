@@ -208,6 +208,7 @@ impl Subject for Attention {
         let nothing = self.memory("nothing");
         all.extend([("k", (&self.caches[copy][0]).into()), ("v", (&self.caches[copy][1]).into())]);
         all.extend([("part", (&self.part).into()), ("y", (&self.y).into()), ("sinks", nothing), ("gate", nothing)]);
+        all.push(("xq", nothing));
         all.push(("tiles", Arg::U32(self.grid(c).unwrap_or_default()[0])));
         Ok(all)
     }
@@ -235,7 +236,7 @@ impl Subject for Attention {
         if self.few() {
             // The splits are summed up by the kernel that follows.
             let mut args = self.arguments(c, 0)?;
-            args.extend(["xq", "xd", "xs"].map(|name| (name, self.memory("nothing"))));
+            args.extend(["xd", "xs"].map(|name| (name, self.memory("nothing"))));
             let set = [
                 ("KEYS", c.get("KEYS")),
                 ("SPLITS", c.get("SPLITS")),

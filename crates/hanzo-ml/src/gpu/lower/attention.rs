@@ -1,10 +1,11 @@
-//! Lowering of attention: for a few tokens a launch over splits of the keys and one that sums them up (and quantizes its
-//! rows for the output projection), for many tokens one launch over tiles of rows.
+//! Lowering of attention: for a few tokens a launch over splits of the keys, the last workgroup of which sums them up and
+//! quantizes its rows for the output projection (lever `attention_one_pass`; without, a second launch does), for many tokens
+//! one launch over tiles of rows.
 //!
 //! Grids depend on the bucket alone. How many keys a split takes, and which splits have none, follows in the kernel from
 //! the step buffer.
 
-use super::{Lowering, linear};
+use super::{Lowering, Q8, linear};
 use crate::error::{Error, Result};
 use crate::gpu::launch::Ptr;
 use crate::plan::{AttentionSpec, Mask, Op, ValueId};
@@ -33,6 +34,8 @@ const MOST_SHARED: usize = 48 << 10;
 const WIDEST_TILE: usize = 256;
 /// Tokens up to which splits beat tiles: a tile goes through its keys one page after another.
 const FEW: usize = 16;
+/// Words of scratch that count finished splits, one for each group of heads that one workgroup takes.
+const COUNTERS: usize = 4096;
 /// Groups of threads that fill a device.
 const FULL: usize = 512;
 
@@ -128,7 +131,10 @@ fn decode(
     let threads = threads(cx);
     let keys: usize = if spec.d_v > 128 { 32 } else { 64 };
     // Query heads of one group of threads, and how many of them are summed up at a time.
-    let shared = |heads: usize, red: usize| 4 * heads * (spec.d_k + threads + keys + 1) + 32 * red * threads;
+    let lever = cx.options.levers.on("attention_one_pass") && !cx.options.deterministic;
+    let done = if lever { spec.d_v } else { 0 };
+    let shared =
+        |heads: usize, red: usize| 4 * heads * (spec.d_k + threads + keys + 1 + done) + 32 * red * threads + 32;
     let limit = MOST_SHARED.min(cx.features.shared_bytes as usize);
     let mut tiles = s.group.div_ceil(MOST_HEADS);
     while tiles < s.group && shared(s.group.div_ceil(tiles), 1) > limit {
@@ -142,32 +148,8 @@ fn decode(
     let groups = if cx.options.deterministic { 1 } else { s.tokens } * spec.n_kv * tiles;
     let most = if cx.options.deterministic { 8 } else { (FULL / groups).clamp(1, 128) };
     let splits = seen.div_ceil(keys).clamp(1, most);
-    let rows = (s.tokens * spec.n_head * splits) as u64;
-    let part = cx.scratch("attention sums", 4 * rows * spec.d_v as u64);
-    let top = cx.scratch("attention weights", 8 * rows);
-    let live = cx.live(q);
-    let positions = cx.step.positions();
-    let [_, tables, firsts, pages] = s.tables;
-    let args = AttnDecode {
-        q: cx.value(q),
-        k: s.k,
-        v: s.v,
-        live,
-        part,
-        top,
-        ends: s.ends,
-        positions,
-        tables,
-        firsts,
-        pages,
-        window: window(spec),
-        scale: spec.scale,
-        cap: spec.softcap.unwrap_or(1.0),
-    };
-    let mut set = s.set.clone();
-    set.extend([("THREADS", threads as u32), ("KEYS", keys as u32), ("SPLITS", splits as u32)]);
-    set.extend([("HEADS", heads as u32), ("RED", red as u32)]);
-    cx.launch(None, &args, &set, [splits as u32, (spec.n_kv * tiles) as u32, s.tokens as u32])?;
+    let counters = s.tokens * spec.n_kv * tiles;
+    let one_pass = lever && 2 * splits <= threads && counters <= COUNTERS;
     // The f32 rows are left out if nothing but the quantization reads them.
     let planes = match quantize {
         Some(Op::Quantize { out, .. }) => Some(cx.q8(*out)),
@@ -176,13 +158,65 @@ fn decode(
     let read =
         cx.plan.outputs.contains(&out) || cx.plan.consumers()[out.0 as usize].len() > usize::from(planes.is_some());
     let quant = if planes.is_none() { 0 } else { 1 + u32::from(read) };
+    let rows = (s.tokens * spec.n_head * splits) as u64;
+    // One split leaves nothing to sum up.
+    let (part, top, first) = match (one_pass, splits) {
+        (true, 1) => (Ptr::NONE, Ptr::NONE, 0),
+        (true, _) => {
+            let (part, counts) = (cx.scratch("attention sums", 4 * rows * spec.d_v as u64), 4 * COUNTERS as u64);
+            let top = cx.scratch("attention counts and weights", counts + 8 * rows);
+            cx.zeroed(top.part(0, counts));
+            (part, top, COUNTERS as u32)
+        }
+        _ => (cx.scratch("attention sums", 4 * rows * spec.d_v as u64), cx.scratch("attention weights", 8 * rows), 0),
+    };
+    let live = cx.live(q);
+    let positions = cx.step.positions();
+    let [_, tables, firsts, pages] = s.tables;
+    let sinks = cx.optional_vector(spec.sinks);
+    let gate = spec.gate.map_or(Ptr::NONE, |g| cx.value(g));
+    let y = if quant == 1 { Ptr::NONE } else { cx.value(out) };
+    let when = |on: bool, p: Ptr| if on { p } else { Ptr::NONE };
+    let run = planes.map(|p| Ptr { len: p.s.offset + p.s.len - p.q.offset, ..p.q });
+    let plane = |p: fn(&Q8) -> Ptr| planes.map_or(0, |all| ((p(&all).offset - all.q.offset) / 4) as u32);
+    let args = AttnDecode {
+        q: cx.value(q),
+        k: s.k,
+        v: s.v,
+        live,
+        part,
+        top,
+        sinks: when(one_pass, sinks),
+        gate: when(one_pass, gate),
+        y: when(one_pass, y),
+        xq: when(one_pass, run.unwrap_or(Ptr::NONE)),
+        ends: s.ends,
+        positions,
+        tables,
+        firsts,
+        pages,
+        scale: spec.scale,
+        cap: spec.softcap.unwrap_or(1.0),
+    };
+    let last = [("SINKS", spec.sinks.is_some().into()), ("GATED", spec.gate.is_some().into()), ("QUANT", quant)];
+    let mut set = s.set.clone();
+    set.extend([("THREADS", threads as u32), ("KEYS", keys as u32), ("SPLITS", splits as u32)]);
+    set.extend([("HEADS", heads as u32), ("RED", red as u32), ("WINDOW", window(spec))]);
+    if one_pass {
+        set.extend(last);
+        set.extend([("COMBINE", 1), ("TOP", first), ("XD", plane(|p| p.d)), ("XS", plane(|p| p.s))]);
+    }
+    cx.launch(None, &args, &set, [splits as u32, (spec.n_kv * tiles) as u32, s.tokens as u32])?;
+    if one_pass {
+        return Ok(());
+    }
     let args = AttnCombine {
         part,
         top,
         live,
-        sinks: cx.optional_vector(spec.sinks),
-        gate: spec.gate.map_or(Ptr::NONE, |g| cx.value(g)),
-        y: if quant == 1 { Ptr::NONE } else { cx.value(out) },
+        sinks,
+        gate,
+        y,
         xq: planes.map_or(Ptr::NONE, |p| p.q),
         xd: planes.map_or(Ptr::NONE, |p| p.d),
         xs: planes.map_or(Ptr::NONE, |p| p.s),
@@ -191,16 +225,14 @@ fn decode(
         firsts,
         window: window(spec),
     };
-    let set = [
+    let mut set = vec![
         ("THREADS", threads as u32),
         ("KEYS", keys as u32),
         ("SPLITS", splits as u32),
         ("DV", spec.d_v as u32),
         ("HEADS", spec.n_head as u32),
-        ("SINKS", spec.sinks.is_some().into()),
-        ("GATED", spec.gate.is_some().into()),
-        ("QUANT", quant),
     ];
+    set.extend(last);
     cx.launch(None, &args, &set, [spec.n_head as u32, s.tokens as u32, 1])
 }
 

@@ -24,7 +24,7 @@ use crate::levers;
 use crate::plan::schedule::Schedule;
 use crate::plan::{Access, CacheSlot, DType, Dim, Member, Op, Plan, StateId, ValueId, WeightId};
 use hanzo_gguf::Format;
-use hanzo_kernels::args::{Args, Field, Weight};
+use hanzo_kernels::args::{Args, Field, Fill, Weight};
 use std::collections::HashMap;
 
 /// Lowers a checked Plan. `vector` gives the elements of an f32 weight on the host.
@@ -49,6 +49,7 @@ pub fn program(
         op: 0,
         arena_bytes: schedule.arena_bytes as u64,
         scratch: HashMap::new(),
+        zeroed: Vec::new(),
     };
     let mut head = None;
     for (level, ops) in schedule.levels.iter().enumerate() {
@@ -60,8 +61,9 @@ pub fn program(
             cx.lower(&plan.ops[op])?;
         }
     }
+    let head = head.map_or(cx.launches.len() + cx.zeroed.len(), |h| h + cx.zeroed.len());
+    cx.zero()?;
     let (launches, arena_bytes) = (cx.launches, cx.arena_bytes);
-    let head = head.unwrap_or(launches.len());
     let barriers = barriers(&launches, head);
     debug_assert_eq!(verify(&launches, &barriers, head), Ok(()));
     Ok(Program { schedule, arena_bytes, launches, barriers, head, step, plan })
@@ -157,6 +159,8 @@ pub(crate) struct Lowering<'a> {
     pub op: usize,
     arena_bytes: u64,
     scratch: HashMap<&'static str, Ptr>,
+    /// Scratch that is zero when a step begins.
+    zeroed: Vec<Ptr>,
 }
 
 impl Lowering<'_> {
@@ -285,6 +289,26 @@ impl Lowering<'_> {
         self.arena_bytes = offset + bytes;
         self.scratch.insert(label, p);
         p
+    }
+
+    /// Has a run of scratch zero when a step begins. Kernels leave it zero for those that follow.
+    pub fn zeroed(&mut self, p: Ptr) {
+        if !self.zeroed.contains(&p) {
+            self.zeroed.push(p);
+        }
+    }
+
+    /// Puts the launches in front that zero such runs. They wait for nothing, and the step's first barrier is theirs too.
+    fn zero(&mut self) -> Result<()> {
+        let runs = std::mem::take(&mut self.zeroed);
+        let behind = std::mem::take(&mut self.launches);
+        self.op = 0;
+        for y in runs {
+            let count = (y.len / 4) as u32;
+            self.launch(None, &Fill { y, value: 0, count }, &[], [count.div_ceil(256), 1, 1])?;
+        }
+        self.launches.extend(behind);
+        Ok(())
     }
 
     /// Adds a launch of the kernel of `A`.
