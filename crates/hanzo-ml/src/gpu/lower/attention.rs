@@ -28,6 +28,8 @@ pub(super) fn values_in_key_order(d: usize) -> bool {
 
 /// The most query heads that one group of threads takes.
 const MOST_HEADS: usize = 8;
+/// So few groups of that many heads leave most of a device idle while there are few keys: then halves of them take a page.
+const FEW_GROUPS: usize = 4;
 /// Workgroup memory that attention may take, so that several groups fit on a unit.
 const MOST_SHARED: usize = 48 << 10;
 /// The widest value rows that the tiled kernel holds sums for.
@@ -129,14 +131,15 @@ fn decode(
     quantize: Option<&Op>,
 ) -> Result<()> {
     let threads = threads(cx);
-    let keys: usize = if spec.d_v > 128 { 32 } else { 64 };
+    let narrow = s.group > MOST_HEADS / 2 && spec.n_kv * s.group.div_ceil(MOST_HEADS) <= FEW_GROUPS;
+    let keys: usize = if spec.d_v > 128 || narrow { 32 } else { 64 };
     // Query heads of one group of threads, and how many of them are summed up at a time.
     let lever = cx.options.levers.on("attention_one_pass") && !cx.options.deterministic;
     let done = if lever { spec.d_v } else { 0 };
     let shared =
         |heads: usize, red: usize| 4 * heads * (spec.d_k + threads + keys + 1 + done) + 32 * red * threads + 32;
     let limit = MOST_SHARED.min(cx.features.shared_bytes as usize);
-    let mut tiles = s.group.div_ceil(MOST_HEADS);
+    let mut tiles = s.group.div_ceil(if narrow { MOST_HEADS / 2 } else { MOST_HEADS });
     while tiles < s.group && shared(s.group.div_ceil(tiles), 1) > limit {
         tiles += 1;
     }
