@@ -223,6 +223,13 @@ impl Subject for WithKernel<'_> {
         let mut all = variant.map_or(Vec::new(), |v| v.constants.to_vec());
         all.extend([("BIAS", 0), ("MOE", u32::from(case.experts.is_some())), ("WHOLE", 1), ("TERMS", 1)]);
         all.push(("LIVE", self.c.known_rows()));
+        if self.kernel == "matvec_f32" {
+            let tokens = all.iter().find(|c| c.0 == "TOKENS").map_or(1, |c| c.1 as usize);
+            let loads = case.rows * case.slots().div_ceil(tokens);
+            if let Some(waves) = variants::waves_of_few_rows(loads, case.cols / 32, features) {
+                all.extend([("SPLIT", waves), ("THREADS", waves * features.wave)]);
+            }
+        }
         if !self.is_gemm() {
             let split = all.iter().find(|c| c.0 == "SPLIT").map_or(1, |c| c.1);
             let units = variants::units_in_flight(case.cols / 32, features.wave * split);
