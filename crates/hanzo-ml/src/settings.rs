@@ -43,7 +43,7 @@ impl VulkanSettings {
             int_dot: self.int_dot,
             graphics_queue: self.graphics_queue,
             pipeline_cache,
-            plain: false,
+            ..VulkanOptions::default()
         }
     }
 

@@ -233,7 +233,8 @@ impl Device {
     /// As [`Device::once`], and waits.
     pub(super) fn once_and_wait(&self, record: impl FnOnce(&mut Recorder<'_>)) -> Result<()> {
         let value = self.once(record)?;
-        self.wait(self.compute(), value)
+        self.wait(self.compute(), value)?;
+        self.validated()
     }
 
     /// Reads ranges of device memory to the host, one after another.

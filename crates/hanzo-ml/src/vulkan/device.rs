@@ -33,7 +33,8 @@ pub(super) struct Queue {
 /// How a device is opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VulkanOptions {
-    /// Loads the validation layer; messages are collected ([`Device::take_messages`]).
+    /// Loads the validation layer. What it says fails the call that it is about, or the next; see also
+    /// [`Device::take_messages`].
     pub validate: bool,
     /// Use (or do not use) the packed int8 dot product whatever the device says of its speed.
     pub int_dot: Option<bool>,
@@ -41,6 +42,8 @@ pub struct VulkanOptions {
     pub graphics_queue: bool,
     /// Folder for the pipeline cache; `None`: none is kept.
     pub pipeline_cache: Option<PathBuf>,
+    /// Copy uploads to device memory before they are permuted, as a device with a copy queue does: a test's switch.
+    pub staged: bool,
     /// Use no copy queue, no host-visible device memory and no cooperative matrices, as if the device had none: a test's
     /// switch for the paths of lesser devices.
     pub plain: bool,
@@ -56,6 +59,10 @@ pub struct Device {
     info: DeviceInfo,
     compute: Queue,
     transfer: Option<Queue>,
+    /// Do uploads go through device memory?
+    staged: bool,
+    /// Is the validation layer loaded?
+    validate: bool,
     fault: Option<ext::device_fault::Device>,
     lost: OnceLock<String>,
     pub(super) instance: Arc<Instance>,
@@ -107,6 +114,8 @@ impl Device {
             one_shots,
             info,
             compute,
+            staged: transfer.is_some() || options.staged,
+            validate: options.validate,
             transfer,
             fault,
             lost: OnceLock::new(),
@@ -125,6 +134,17 @@ impl Device {
         self.instance.take_messages()
     }
 
+    /// Fails with what the validation layer has said, if it is loaded and has said anything.
+    pub(super) fn validated(&self) -> Result<()> {
+        if !self.validate {
+            return Ok(());
+        }
+        match self.take_messages() {
+            m if m.is_empty() => Ok(()),
+            m => Err(broken(format!("the validation layer objects {} times, first: {}", m.len(), m[0]))),
+        }
+    }
+
     pub(super) fn compute(&self) -> &Queue {
         &self.compute
     }
@@ -132,6 +152,11 @@ impl Device {
     /// The copy queue, or the compute queue if there is none.
     pub(super) fn transfer(&self) -> &Queue {
         self.transfer.as_ref().unwrap_or(&self.compute)
+    }
+
+    /// Do uploads go through device memory, by the copy queue, before they are permuted?
+    pub(super) fn staged(&self) -> bool {
+        self.staged
     }
 
     /// Families that share buffers: empty if one queue does everything.

@@ -282,6 +282,14 @@ fn pipelines(device: &Arc<Device>, program: &Program) -> Result<Vec<vk::Pipeline
         if l.args.len() > ARGS {
             return Err(unsupported(format!("{} takes {} bytes of arguments; {ARGS} fit", l.kernel, l.args.len())));
         }
+        let most = device.info().max_groups;
+        if l.groups.iter().zip(most).any(|(n, most)| *n > most) {
+            let what = format!(
+                "{} needs {:?} workgroups, the device runs {most:?}; use a smaller --ubatch",
+                l.kernel, l.groups
+            );
+            return Err(unsupported(what));
+        }
         let next = sources.len();
         let i = *unique.entry((l.kernel, &l.constants)).or_insert(next);
         if i == next {
@@ -398,7 +406,7 @@ impl Executable for VulkanExecutable {
             }
         }
         self.costs.record = record.as_secs_f64();
-        Ok(())
+        self.device.validated()
     }
 
     fn profile(&self) -> Vec<OpTime> {

@@ -269,7 +269,14 @@ fn pages_and_slots_are_copied_cleared_read_and_written() {
 /// Weights of every format, read back through `unpack`, are the bytes that were loaded.
 #[test]
 fn every_format_streams_into_its_device_layout_and_back() {
-    let Some(gpu) = gpu(VulkanOptions::default()) else { return };
+    for staged in [false, true] {
+        let Some(gpu) = gpu(VulkanOptions { staged, ..Default::default() }) else { return };
+        formats_round_trip(&gpu);
+        assert_clean(&gpu);
+    }
+}
+
+fn formats_round_trip(gpu: &Gpu) {
     let device = gpu.device();
     for (format, _) in hanzo_kernels::formats() {
         // A row range of three experts in many chunks, float rows that end within a unit, and one vector.
@@ -344,7 +351,6 @@ fn every_format_streams_into_its_device_layout_and_back() {
             .collect();
         assert_eq!(gpu.read(&out).expect("read")[..want.len()], want, "{format}: matrix");
     }
-    assert_clean(&gpu);
 }
 
 #[test]

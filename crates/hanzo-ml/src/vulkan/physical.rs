@@ -91,6 +91,8 @@ pub struct DeviceInfo {
     pub shared_bytes: u32,
     /// Most threads of a workgroup.
     pub max_threads: u32,
+    /// Most workgroups of a launch in each direction.
+    pub max_groups: [u32; 3],
     /// Is the product of four signed bytes an instruction?
     pub int_dot: bool,
     /// Are 16-bit float arithmetic and storage there?
@@ -297,6 +299,7 @@ fn describe(instance: &Instance, p: vk::PhysicalDevice) -> Result<DeviceInfo> {
         wave_range: (p13.min_subgroup_size, p13.max_subgroup_size),
         shared_bytes: props.limits.max_compute_shared_memory_size,
         max_threads: props.limits.max_compute_work_group_invocations.min(props.limits.max_compute_work_group_size[0]),
+        max_groups: props.limits.max_compute_work_group_count,
         int_dot: yes(p13.integer_dot_product4x8_bit_packed_signed_accelerated),
         f16: yes(f12.shader_float16) && yes(f11.storage_buffer16_bit_access),
         subnormal_halves: yes(p12.shader_denorm_preserve_float16),

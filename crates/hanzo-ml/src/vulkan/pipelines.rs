@@ -105,6 +105,7 @@ impl Device {
         if !wanted.is_empty() {
             self.save_pipelines();
         }
+        self.validated()?;
         let made = self.pipelines.made.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(keys.iter().map(|k| made.get(k).copied().unwrap_or_default()).collect())
     }

@@ -169,3 +169,16 @@ fn a_lost_device_says_so_from_then_on_and_is_closed_cleanly() {
     drop((memory, gpu));
     assert_eq!(messages.take_messages(), Vec::<String>::new());
 }
+
+#[test]
+fn what_the_validation_layer_objects_to_is_an_error() {
+    let Some(gpu) = gpu(VulkanOptions::default()) else { return };
+    let memory = gpu.zeros(64).expect("memory");
+    let pool = super::commands::Pool::new(gpu.device(), gpu.device().compute().family).expect("a pool");
+    let r = pool.record().expect("recording");
+    // SAFETY: not submitted; the layer refuses it while it is recorded.
+    unsafe { gpu.device().raw.cmd_fill_buffer(r.cmd, memory.buffer.handle(), 2, 64, 0) };
+    let e = gpu.device().validated().expect_err("an offset of 2").to_string();
+    assert!(e.contains("validation layer") && e.contains("dstOffset"), "{e}");
+    assert_eq!(gpu.device().validated(), Ok(()));
+}

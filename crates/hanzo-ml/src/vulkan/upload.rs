@@ -293,8 +293,8 @@ impl<'m> Slot<'m> {
     fn new(memory: &'m WeightMemory) -> Result<Slot<'m>> {
         let device = &memory.device;
         let (copies, kernels) = (device.transfer().family, device.compute().family);
-        let two = copies != kernels;
-        let transfer = if two {
+        let staged = device.staged();
+        let transfer = if staged {
             let pool = Pool::new(device, copies)?;
             let command = pool.command()?;
             Some((pool, command))
@@ -305,7 +305,7 @@ impl<'m> Slot<'m> {
         Ok(Slot {
             memory,
             host: Buffer::new(device, Use::Upload, SLOT, "a staging buffer")?,
-            local: if two { Some(Buffer::new(device, Use::Device, SLOT, "a staging buffer")?) } else { None },
+            local: if staged { Some(Buffer::new(device, Use::Device, SLOT, "a staging buffer")?) } else { None },
             transfer,
             command: compute.command()?,
             _compute: compute,
