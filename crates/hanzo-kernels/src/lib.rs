@@ -133,6 +133,12 @@ mod tests {
     }
 
     #[test]
+    fn the_archive_keeps_within_its_budget() {
+        let (packed, modules) = spirv_bytes();
+        assert!(packed < 8 << 20 && modules < 64 << 20, "{packed} bytes packed, {modules} unpacked");
+    }
+
+    #[test]
     fn every_kernel_prints_for_every_target() {
         for target in Target::ALL {
             for key in kernels(target) {
