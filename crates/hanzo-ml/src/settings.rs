@@ -19,6 +19,10 @@ pub const VARIABLES: &[(&str, &str)] = &[
     ("HANZO_VK_PROFILE", "1: `hanzo bench` times every kernel on Vulkan and prints what each test's last step cost"),
     ("HANZO_VK_INT_DOT", "on | off: use the packed int8 dot product, or not, whatever the device says of its speed"),
     ("HANZO_VK_QUEUE", "compute | graphics: the kind of queue to prefer (default: compute)"),
+    (
+        "HANZO_VK_PREFETCH",
+        "MiB of weights to read ahead beside attention (lever weight_prefetch; default: by the device)",
+    ),
     ("HANZO_CACHE", "folder for downloaded models (default: the XDG cache folder)"),
 ];
 
@@ -31,6 +35,8 @@ pub struct VulkanSettings {
     pub profile: bool,
     /// Use the packed int8 dot product, or not; `None`: as the device says.
     pub int_dot: Option<bool>,
+    /// Bytes of weights to read ahead beside attention; `None`: by the device.
+    pub prefetch_bytes: Option<u64>,
     /// Prefer a queue that can also draw.
     pub graphics_queue: bool,
 }
@@ -41,6 +47,7 @@ impl VulkanSettings {
         VulkanOptions {
             validate: self.validate,
             int_dot: self.int_dot,
+            prefetch_bytes: self.prefetch_bytes,
             graphics_queue: self.graphics_queue,
             pipeline_cache,
             ..VulkanOptions::default()
@@ -54,10 +61,21 @@ impl VulkanSettings {
             Some(v) if v == no => Ok(Some(false)),
             Some(v) => Err(Error::Setting { name: name.into(), what: format!("is `{v}`; expected {yes} or {no}") }),
         };
+        let prefetch = match get("HANZO_VK_PREFETCH").as_deref() {
+            None | Some("") => None,
+            Some(v) => match v.parse::<u16>() {
+                Ok(mib) => Some(u64::from(mib) << 20),
+                Err(_) => {
+                    let what = format!("is `{v}`; expected a number of MiB");
+                    return Err(Error::Setting { name: "HANZO_VK_PREFETCH".into(), what });
+                }
+            },
+        };
         Ok(VulkanSettings {
             validate: choice("HANZO_VK_VALIDATE", "1", "0")?.unwrap_or(false),
             profile: choice("HANZO_VK_PROFILE", "1", "0")?.unwrap_or(false),
             int_dot: choice("HANZO_VK_INT_DOT", "on", "off")?,
+            prefetch_bytes: prefetch,
             graphics_queue: choice("HANZO_VK_QUEUE", "graphics", "compute")?.unwrap_or(false),
         })
     }
@@ -155,6 +173,7 @@ mod tests {
             ("HANZO_VK_VALIDATE", "yes", "1 or 0"),
             ("HANZO_VK_INT_DOT", "1", "on or off"),
             ("HANZO_VK_QUEUE", "copy", "graphics or compute"),
+            ("HANZO_VK_PREFETCH", "all", "MiB"),
         ] {
             let e = read(&[(name, value)]).expect_err(name).to_string();
             assert!(e.contains(name) && e.contains(value) && e.contains(want), "{e}");
@@ -169,8 +188,15 @@ mod tests {
             ("HANZO_VK_PROFILE", "1"),
             ("HANZO_VK_INT_DOT", "on"),
             ("HANZO_VK_QUEUE", "graphics"),
+            ("HANZO_VK_PREFETCH", "8"),
         ];
-        let want = VulkanSettings { validate: true, profile: true, int_dot: Some(true), graphics_queue: true };
+        let want = VulkanSettings {
+            validate: true,
+            profile: true,
+            int_dot: Some(true),
+            prefetch_bytes: Some(8 << 20),
+            graphics_queue: true,
+        };
         assert_eq!(read(&all).map(|s| s.vulkan), Ok(want));
         assert!(all.iter().all(|v| VARIABLES.iter().any(|known| known.0 == v.0)));
     }

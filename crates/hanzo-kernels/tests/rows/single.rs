@@ -1,7 +1,7 @@
 //! Functions of single elements, moves, and the embedding of a float table.
 
-use super::{Device, Random, U, close, planes_are};
-use hanzo_kernels::args::{CopyRows, Elementwise, Glu};
+use super::{Device, Random, U, WAVES, close, planes_are};
+use hanzo_kernels::args::{CopyRows, Elementwise, Glu, Prefetch};
 
 const SHAPES: [(usize, usize); 4] = [(1, 1), (5, 37), (3, 64), (9, 100)];
 
@@ -161,6 +161,56 @@ fn columns_concat_and_gather_move_bits() {
                 a.chain(&more[r * cols_b..(r + 1) * cols_b]).copied().collect::<Vec<_>>()
             };
             assert_eq!(device.0.u32s(y), (0..rows).flat_map(row).collect::<Vec<_>>());
+        }
+    }
+}
+
+#[test]
+fn prefetch_reads_every_sector_of_its_runs_and_writes_nothing() {
+    let sectors = [5usize, 0, 700, 1, 0, 1024, 33, 2100];
+    let mut random = Random(7);
+    let data: Vec<Vec<u32>> =
+        sectors.iter().map(|n| random.floats(8 * n, 1.0).iter().map(|x| x.to_bits()).collect()).collect();
+    for wave in WAVES {
+        let (threads, loads) = (64, 8);
+        let span = threads * loads;
+        let groups: usize = sectors.iter().map(|n| n.div_ceil(span)).sum();
+        for (want, written) in [(1, false), (0, true)] {
+            let mut device = Device::default();
+            let p: Vec<u64> = data.iter().map(|d| if d.is_empty() { 0 } else { device.words(d) }).collect();
+            let sink = device.out(groups * threads);
+            let n = sectors.map(|n| n as u32);
+            let args = Prefetch {
+                p0: p[0],
+                p1: p[1],
+                p2: p[2],
+                p3: p[3],
+                p4: p[4],
+                p5: p[5],
+                p6: p[6],
+                p7: p[7],
+                sink,
+                n0: n[0],
+                n1: n[1],
+                n2: n[2],
+                n3: n[3],
+                n4: n[4],
+                n5: n[5],
+                n6: n[6],
+                n7: n[7],
+                mask: 0,
+                want,
+            };
+            let set = [("THREADS", threads as u32), ("LOADS", loads as u32), ("WAVE", wave)];
+            device.run(&args, &set, [groups as u32, 1, 1]);
+            let mut sums = Vec::new();
+            for (n, d) in sectors.iter().zip(&data) {
+                for at in (0..n.div_ceil(span)).flat_map(|g| (0..threads).map(move |t| g * span + t)) {
+                    sums.push((0..loads).fold(0, |s, k| s ^ d[8 * (at + k * threads).min(n - 1)]));
+                }
+            }
+            let want = if written { sums } else { vec![u32::MAX; groups * threads] };
+            assert_eq!(device.0.u32s(sink), want);
         }
     }
 }

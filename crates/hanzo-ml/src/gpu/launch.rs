@@ -144,6 +144,8 @@ pub struct Features {
     pub shared_bytes: u32,
     /// The most threads of a workgroup.
     pub max_threads: u32,
+    /// Bytes of weights to read ahead beside a stage of attention (lever `weight_prefetch`); 0: the cache is too small for it.
+    pub prefetch_bytes: u64,
 }
 
 /// A Plan lowered for a bucket: what a device runs, again and again, on step buffers that differ.

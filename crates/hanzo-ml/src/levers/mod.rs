@@ -190,6 +190,16 @@ pub const LEVERS: &[Lever] = &[
         kind: LeverKind::Variant,
     },
     Lever {
+        id: "weight_prefetch",
+        reason: "in one-token steps the next matrices' first rows are read into the cache beside stages that leave the memory idle",
+        regimes: &[Regime::LaunchDecode],
+        backends: &["vulkan"],
+        oracle: "plan_numeric",
+        default_on: false,
+        changes_layout: false,
+        kind: LeverKind::Variant,
+    },
+    Lever {
         id: "norm_quantize",
         reason: "a norm writes its row quantized for the contractions that read it: one launch and one pass less",
         regimes: &[Regime::LaunchDecode],

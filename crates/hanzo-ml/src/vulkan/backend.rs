@@ -85,6 +85,7 @@ pub(super) fn features(info: &DeviceInfo) -> Features {
             .any(|s| (s.m, s.n, s.k) == (16, 16, 16) && s.input == Component::F16 && s.result == Component::F32),
         shared_bytes: info.shared_bytes,
         max_threads: info.max_threads,
+        prefetch_bytes: info.prefetch_bytes,
     }
 }
 

@@ -38,6 +38,8 @@ pub struct VulkanOptions {
     pub validate: bool,
     /// Use (or do not use) the packed int8 dot product whatever the device says of its speed.
     pub int_dot: Option<bool>,
+    /// Bytes of weights to read ahead beside attention, whatever is known of the device's cache.
+    pub prefetch_bytes: Option<u64>,
     /// Prefer a queue that can also draw to one that only computes.
     pub graphics_queue: bool,
     /// Folder for the pipeline cache; `None`: none is kept.
@@ -90,6 +92,9 @@ impl Device {
         }
         if let Some(on) = options.int_dot {
             info.int_dot = on;
+        }
+        if let Some(bytes) = options.prefetch_bytes {
+            info.prefetch_bytes = bytes;
         }
         let raw = create(&instance, physical, &info)?;
         let queue = |family: u32| -> Result<Queue> {

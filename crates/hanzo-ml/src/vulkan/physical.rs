@@ -3,7 +3,7 @@
 use super::error::{NAME, failed, mib, unsupported};
 use super::instance::Instance;
 use crate::error::Result;
-use ash::{ext, khr, vk};
+use ash::{ext, khr, nv, vk};
 use std::ffi::CStr;
 use std::sync::Arc;
 
@@ -95,6 +95,9 @@ pub struct DeviceInfo {
     pub max_groups: [u32; 3],
     /// Is the product of four signed bytes an instruction?
     pub int_dot: bool,
+    /// Bytes of weights that may be read ahead beside a stage of attention (lever `weight_prefetch`); 0 where the cache is
+    /// small or unknown.
+    pub prefetch_bytes: u64,
     /// Are 16-bit float arithmetic and storage there?
     pub f16: bool,
     /// Are subnormal halves kept?
@@ -191,6 +194,10 @@ fn describe(instance: &Instance, p: vk::PhysicalDevice) -> Result<DeviceInfo> {
     let mut props = vk::PhysicalDeviceProperties2::default();
     if modern {
         props = props.push_next(&mut p11).push_next(&mut p12).push_next(&mut p13);
+    }
+    let mut units = vk::PhysicalDeviceShaderSMBuiltinsPropertiesNV::default();
+    if has(nv::shader_sm_builtins::NAME) {
+        props = props.push_next(&mut units);
     }
     // SAFETY: the chain outlives the call.
     unsafe { raw.get_physical_device_properties2(p, &mut props) };
@@ -301,6 +308,7 @@ fn describe(instance: &Instance, p: vk::PhysicalDevice) -> Result<DeviceInfo> {
         max_threads: props.limits.max_compute_work_group_invocations.min(props.limits.max_compute_work_group_size[0]),
         max_groups: props.limits.max_compute_work_group_count,
         int_dot: yes(p13.integer_dot_product4x8_bit_packed_signed_accelerated),
+        prefetch_bytes: prefetch_bytes(props.device_type, units.shader_sm_count),
         f16: yes(f12.shader_float16) && yes(f11.storage_buffer16_bit_access),
         subnormal_halves: yes(p12.shader_denorm_preserve_float16),
         matrices,
@@ -327,6 +335,16 @@ fn describe(instance: &Instance, p: vk::PhysicalDevice) -> Result<DeviceInfo> {
             int16: yes(core.shader_int16),
         },
     })
+}
+
+/// What may be read ahead. No device tells the size of its cache; NVIDIA's of 100 multiprocessors and more have at least 40 MB.
+/// The CPU's share is for tests: a stage there has no time to spare.
+fn prefetch_bytes(kind: vk::PhysicalDeviceType, multiprocessors: u32) -> u64 {
+    match kind {
+        vk::PhysicalDeviceType::CPU => 1 << 20,
+        _ if multiprocessors >= 100 => 12 << 20,
+        _ => 0,
+    }
 }
 
 /// The cooperative-matrix products of one subgroup whose sum has the type of its addend.

@@ -9,6 +9,7 @@ mod coop;
 mod fuse;
 mod linear;
 mod moe_linear;
+mod prefetch;
 mod recurrent;
 mod rope;
 mod route;
@@ -64,6 +65,8 @@ pub fn program(
     let head = head.map_or(cx.launches.len() + cx.zeroed.len(), |h| h + cx.zeroed.len());
     cx.zero()?;
     let (launches, arena_bytes) = (cx.launches, cx.arena_bytes);
+    let fault = |what| Error::Unsupported { backend: "gpu", what };
+    let (launches, head) = prefetch::add(&plan, options, features, launches, head).map_err(fault)?;
     let barriers = barriers(&launches, head);
     debug_assert_eq!(verify(&launches, &barriers, head), Ok(()));
     Ok(Program { schedule, arena_bytes, launches, barriers, head, step, plan })

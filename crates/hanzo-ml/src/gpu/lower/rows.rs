@@ -257,8 +257,15 @@ mod tests {
     use crate::plan::{DType, Dim, Member, Plan, Sizes};
     use hanzo_gguf::Format;
 
-    const FEATURES: Features =
-        Features { wave: 32, half_hw: true, int_dot: true, coop_f16: false, shared_bytes: 32768, max_threads: 1024 };
+    const FEATURES: Features = Features {
+        wave: 32,
+        half_hw: true,
+        int_dot: true,
+        coop_f16: false,
+        shared_bytes: 32768,
+        max_threads: 1024,
+        prefetch_bytes: 0,
+    };
 
     /// x -> norm -> linear of a block format, for `tokens` tokens; `kept`: the normed rows are an output too.
     fn normed(tokens: usize, kept: bool, levers: LeverSet) -> Program {

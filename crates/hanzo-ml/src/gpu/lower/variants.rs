@@ -251,6 +251,7 @@ mod tests {
                 coop_f16: false,
                 shared_bytes: 32768,
                 max_threads: 256,
+                prefetch_bytes: 0,
             };
             let f = &features;
             for input in [Input::Int8, Input::Float] {
@@ -275,6 +276,7 @@ mod tests {
             coop_f16: false,
             shared_bytes: 32768,
             max_threads: 256,
+            prefetch_bytes: 0,
         };
         let waves = |rows, units, wave| waves_of_few_rows(rows, units, &features(wave));
         assert_eq!([waves(128, 64, 32), waves(128, 64, 8), waves(8, 64, 64)], [Some(2), Some(8), Some(1)]);
