@@ -150,6 +150,30 @@ pub trait Executable: Send {
     fn set_poison(&mut self, _on: bool) {}
 }
 
+/// A compilation that is to come; see [`Backend::prepare`].
+#[derive(Clone, Copy)]
+pub struct Wanted<'a> {
+    /// The Plan.
+    pub plan: &'a Plan,
+    /// Where its weights will come from.
+    pub source: &'a dyn WeightSource,
+    /// How it will be compiled.
+    pub options: CompileOptions,
+}
+
+/// What a device has compiled so far.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Compiled {
+    /// Kernels compiled.
+    pub made: usize,
+    /// Kernels asked for that were there.
+    pub reused: usize,
+    /// Seconds that somebody waited for kernels to be compiled.
+    pub seconds: f64,
+    /// Seconds that threads spent compiling them, all together.
+    pub busy: f64,
+}
+
 /// A device family.
 pub trait Backend: Send + Sync {
     /// Name, as in `--device`: `cpu`, `cuda:0`.
@@ -167,6 +191,15 @@ pub trait Backend: Send + Sync {
     fn load(&self, plan: &Plan, source: &dyn WeightSource) -> Result<Arc<dyn Weights>>;
     /// Allocates `pages[g]` pages a group (page 0 is padding) and `slots[s]` slots a state.
     fn alloc(&self, plan: &Plan, pages: &[usize], slots: &[usize]) -> Result<Box<dyn Cache>>;
+    /// Makes ready at once what these compilations will need, and tells their programs apart: two with equal numbers run the
+    /// same program. None: no telling (a backend that prepares nothing, or a Plan that it cannot compile).
+    fn prepare(&self, wanted: &[Wanted<'_>]) -> Vec<Option<u64>> {
+        vec![None; wanted.len()]
+    }
+    /// What was compiled so far, on a device that compiles.
+    fn compiled(&self) -> Option<Compiled> {
+        None
+    }
     /// Compiles a Plan.
     fn compile(&self, plan: &Plan, options: &CompileOptions, weights: &Arc<dyn Weights>)
     -> Result<Box<dyn Executable>>;

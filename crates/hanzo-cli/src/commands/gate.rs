@@ -4,12 +4,13 @@
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
 
 use hanzo_ml::backend::Backend;
 use hanzo_ml::cpu::isa::IsaLevel;
 use hanzo_ml::devices::{self, OpenOptions};
 use hanzo_ml::levers::LeverSet;
-use hanzo_ml::oracle::gate::{self, GateOptions, GateReport};
+use hanzo_ml::oracle::gate::{self, Event, GateOptions, GateReport};
 use hanzo_ml::oracle::mutate::Fate;
 use hanzo_ml::oracle::oracles;
 use hanzo_ml::oracle::reference_backend::ReferenceBackend;
@@ -99,6 +100,8 @@ struct Report<'r> {
     passed: bool,
     nbad: usize,
     golden: Option<&'r str>,
+    /// Runs left out, because another lever set had given the same program.
+    same_program: usize,
     rows: Vec<Row<'r>>,
     faults: Vec<Fault<'r>>,
 }
@@ -138,8 +141,26 @@ fn report<'r>(r: &'r GateReport, isa: Option<IsaLevel>) -> Report<'r> {
         passed: r.passed(),
         nbad: r.nbad(),
         golden: r.golden.as_deref(),
+        same_program: r.same,
         rows: r.rows.iter().map(row).collect(),
         faults: faults.collect(),
+    }
+}
+
+/// Shows where the gate is: a bar on a terminal, and a line for each part that is done.
+fn shown(context: &Context) -> impl FnMut(Event<'_>) {
+    let start = Instant::now();
+    let mut progress = None;
+    move |event| match event {
+        Event::Begins { name, cases } => progress = Some(context.progress(name, Unit::Steps, Some(cases as u64))),
+        Event::Case => progress.iter().for_each(|p| p.add(1)),
+        Event::Ends { name, cases, runs, same, seconds } => {
+            progress = None;
+            let total = start.elapsed().as_secs_f64();
+            context.note(format_args!(
+                "{name}: {cases} cases, {runs} runs ({same} more the same program), {seconds:.1} s of {total:.1}"
+            ));
+        }
     }
 }
 
@@ -177,10 +198,13 @@ pub fn run(args: Args, context: &Context) -> anyhow::Result<()> {
     if let Some(isa) = isa.filter(|_| !args.json) {
         context.note(format_args!("{} kernels", isa.name()));
     }
-    let progress = context.progress("gate", Unit::Steps, None);
-    let found = gate::run(backend.as_ref(), &options, &mut |_| progress.add(1));
-    progress.finish();
-    let found = found?;
+    let found = gate::run(backend.as_ref(), &options, &mut shown(context))?;
+    if let Some(c) = backend.compiled() {
+        context.note(format_args!(
+            "{} kernels compiled in {:.1} s ({:.1} s of threads), {} reused",
+            c.made, c.seconds, c.busy, c.reused
+        ));
+    }
     if found.rows.is_empty() && found.faults.is_empty() {
         let filter = options.filter.unwrap_or_default();
         return Err(Failure::usage(format!("no oracle, op or format contains `{filter}`")).into());

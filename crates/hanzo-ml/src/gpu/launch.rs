@@ -5,6 +5,7 @@ use crate::plan::schedule::Schedule;
 use crate::plan::{Plan, WeightId};
 use hanzo_kernels::Key;
 use hanzo_kernels::args::{Args, Field};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 
 /// A memory that launches point into. A backend says where each one is.
@@ -165,4 +166,21 @@ pub struct Program {
     pub head: usize,
     /// What the step buffer holds.
     pub step: StepLayout,
+}
+
+impl Program {
+    /// Two programs with the same number do the same: what runs, on which bytes, with which barriers, and what enters and
+    /// leaves where. Names and op numbers do not count.
+    pub fn fingerprint(&self) -> u64 {
+        let mut h = DefaultHasher::new();
+        for l in &self.launches {
+            (l.kernel, &l.constants, &l.args, &l.relocations, l.groups).hash(&mut h);
+        }
+        (&self.barriers, self.head, self.arena_bytes).hash(&mut h);
+        for v in self.plan.inputs.iter().chain(&self.plan.outputs) {
+            (v, &self.schedule.ranges[v.0 as usize]).hash(&mut h);
+        }
+        format!("{:?}", self.step).hash(&mut h);
+        h.finish()
+    }
 }

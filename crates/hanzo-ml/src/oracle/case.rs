@@ -6,7 +6,7 @@ use super::num::{Num, TINY};
 use super::pages::Memory;
 use super::random::Rng;
 use super::weights::Weights;
-use crate::backend::{Backend, CompileOptions, Precision, WeightSource};
+use crate::backend::{self, Backend, CompileOptions, Precision, Wanted, WeightSource};
 use crate::batch::{Batch, GroupTables, Input, Pooling};
 use crate::error::{Error, Result};
 use crate::levers::LeverSet;
@@ -14,6 +14,7 @@ use crate::plan::{DType, Dim, Plan, Sizes, ValueId, Weight};
 use hanzo_gguf::TensorBytes;
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// One page group's block tables, owned; see [`GroupTables`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -185,6 +186,23 @@ impl Case {
         self.steps.iter().map(|s| longest(s).max(last(s))).max().unwrap_or(0)
     }
 
+    /// How it is compiled.
+    pub fn compile_options(&self, options: RunOptions) -> CompileOptions {
+        CompileOptions {
+            levers: options.levers,
+            bucket: self.bucket(),
+            precision: self.precision,
+            deterministic: options.deterministic,
+            n_ctx: self.n_ctx(),
+            eager: None,
+        }
+    }
+
+    /// The compilation that a run of it will take.
+    pub fn wanted(&self, options: RunOptions) -> Wanted<'_> {
+        Wanted { plan: &self.plan, source: &self.tensors, options: self.compile_options(options) }
+    }
+
     /// The smallest bucket its steps fit into.
     fn bucket(&self) -> Sizes {
         let sizes = || self.steps.iter().map(Step::sizes);
@@ -290,16 +308,20 @@ pub fn run_backend(
 ) -> Result<()> {
     case.plan.check()?;
     let weights = backend.load(&case.plan, &case.tensors)?;
+    run_loaded(case, backend, &weights, options, each)
+}
+
+/// As [`run_backend`] with the case's weights, which are there already.
+pub fn run_loaded(
+    case: &Case,
+    backend: &dyn Backend,
+    weights: &Arc<dyn backend::Weights>,
+    options: RunOptions,
+    each: &mut dyn FnMut(usize, &Outputs, &Memory) -> Result<()>,
+) -> Result<()> {
+    case.plan.check()?;
     let mut cache = backend.alloc(&case.plan, &case.pages, &case.slots)?;
-    let compile = CompileOptions {
-        levers: options.levers,
-        bucket: case.bucket(),
-        precision: case.precision,
-        deterministic: options.deterministic,
-        n_ctx: case.n_ctx(),
-        eager: None,
-    };
-    let mut exe = backend.compile(&case.plan, &compile, &weights)?;
+    let mut exe = backend.compile(&case.plan, &case.compile_options(options), weights)?;
     let mut pages = Memory::new(&case.plan, &case.pages, &case.slots);
     for (i, step) in case.steps.iter().enumerate() {
         for (v, data) in &step.inputs {
@@ -422,11 +444,23 @@ impl<'a> Reference<'a> {
 
     /// Runs `given` (the case itself, or a corrupted copy) on a backend and compares with what the case means.
     pub fn check(&self, given: &Case, backend: &dyn Backend, options: RunOptions) -> Findings {
+        let weights = given.plan.check().and_then(|()| backend.load(&given.plan, &given.tensors));
+        self.check_loaded(given, backend, &weights, options)
+    }
+
+    /// As [`Reference::check`] with the weights of `given` as the backend has loaded them: once for many options.
+    pub fn check_loaded(
+        &self,
+        given: &Case,
+        backend: &dyn Backend,
+        weights: &Result<Arc<dyn backend::Weights>>,
+        options: RunOptions,
+    ) -> Findings {
         let mut findings = Findings::default();
         let found = &mut findings.outputs;
         let case = self.case;
         let mut memory = Memory::new(&case.plan, &case.pages, &case.slots);
-        let result = run_backend(given, backend, options, &mut |i, got, theirs| {
+        let mut each = |i: usize, got: &Outputs, theirs: &Memory| {
             let step = &case.steps[i];
             let want: Vec<Array> = match &self.fixed {
                 Some(fixed) => fixed[i].clone(),
@@ -450,8 +484,9 @@ impl<'a> Reference<'a> {
                 }
             }
             Ok(())
-        });
-        match result {
+        };
+        let loaded = weights.as_ref().map_err(Error::clone);
+        match loaded.and_then(|weights| run_loaded(given, backend, weights, options, &mut each)) {
             Ok(()) => {}
             Err(e @ Error::Unsupported { .. }) => found.unsupported = Some(e.to_string()),
             Err(e) => found.failure = Some(e.to_string()),

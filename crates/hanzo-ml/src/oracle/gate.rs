@@ -1,13 +1,18 @@
 //! The gate: every oracle on a backend, under every lever set, as a report.
+//!
+//! An oracle's cases are drawn first, so that the backend can make ready at once whatever they will need, and lever sets
+//! under which a case is the same program are run once.
 
 use super::case::{Bound, Case, Measured, Reference, RunOptions};
 use super::oracles::{Context, ORACLES, Oracle, RealMatrix, chunking_differences, chunkings};
 use super::{golden, mutate, replay};
-use crate::backend::Backend;
+use crate::backend::{Backend, Wanted};
 use crate::error::Result;
 use crate::levers::{LEVERS, Lever, LeverKind, LeverSet, rewrite};
 use crate::plan::Plan;
+use std::collections::HashSet;
 use std::path::PathBuf;
+use std::time::Instant;
 
 /// Pairs of levers tried alone.
 const PAIRS: usize = 8;
@@ -54,6 +59,55 @@ impl GateOptions {
     }
 }
 
+/// Where the gate is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Event<'a> {
+    /// A part begins: an oracle, or the faults of a format.
+    Begins {
+        /// Its name.
+        name: &'a str,
+        /// Its cases.
+        cases: usize,
+    },
+    /// A case of it is done.
+    Case,
+    /// It is done.
+    Ends {
+        /// Its name.
+        name: &'a str,
+        /// Its cases.
+        cases: usize,
+        /// Runs of them.
+        runs: usize,
+        /// Runs left out, because another lever set had given the same program.
+        same: usize,
+        /// Seconds it took.
+        seconds: f64,
+    },
+}
+
+/// Where events go.
+pub type Progress<'a> = &'a mut dyn FnMut(Event<'_>);
+
+/// A part of the gate's work, from its first event to its last.
+pub(super) struct Part<'a> {
+    name: &'a str,
+    cases: usize,
+    start: Instant,
+}
+
+impl<'a> Part<'a> {
+    pub fn begin(name: &'a str, cases: usize, progress: Progress<'_>) -> Part<'a> {
+        progress(Event::Begins { name, cases });
+        Part { name, cases, start: Instant::now() }
+    }
+
+    pub fn end(self, runs: usize, same: usize, progress: Progress<'_>) {
+        let Part { name, cases, start } = self;
+        progress(Event::Ends { name, cases, runs, same, seconds: start.elapsed().as_secs_f64() });
+    }
+}
+
 /// What an oracle found for one op and format.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
@@ -63,7 +117,7 @@ pub struct Row {
     pub op: String,
     /// The format of weights or cache, or `-`.
     pub format: String,
-    /// Runs: cases times lever sets that differ for them.
+    /// Runs: cases times options that give different programs.
     pub runs: usize,
     /// What was found.
     pub found: Measured,
@@ -101,6 +155,8 @@ pub struct GateReport {
     pub faults: Vec<mutate::Planted>,
     /// `nbad=N over M formats`, if a golden directory was checked.
     pub golden: Option<String>,
+    /// Runs left out, because another lever set had given the same program.
+    pub same: usize,
 }
 
 impl GateReport {
@@ -143,6 +199,54 @@ fn distinct<'s>(plan: &Plan, sets: &'s [(String, LeverSet)], backend: &str) -> V
     sets.iter().map(|(name, s)| (name.as_str(), s.within(backend))).filter(|(_, s)| new(*s)).collect()
 }
 
+/// How the cases of a unit are run.
+struct Runs<'s> {
+    /// By the name of the lever set.
+    each: Vec<(&'s str, RunOptions)>,
+    /// Further options that give a program of these.
+    same: usize,
+}
+
+/// The options that make a difference to each unit: one case, or several that are compared with each other. Whatever the
+/// backend needs for their runs is ready afterwards.
+fn runs<'s>(
+    units: &[&[Case]],
+    pinned: fn(&Case) -> &'static [bool],
+    backend: &dyn Backend,
+    options: &'s GateOptions,
+) -> Vec<Runs<'s>> {
+    let choices = |unit: &&[Case]| -> Vec<(&'s str, RunOptions)> {
+        let Some(first) = unit.first() else { return Vec::new() };
+        let sets = distinct(&first.plan, &options.lever_sets, backend.name());
+        let both = |(name, levers)| {
+            pinned(first).iter().map(move |&deterministic| (name, RunOptions { levers, deterministic }))
+        };
+        sets.into_iter().flat_map(both).collect()
+    };
+    let choices: Vec<_> = units.iter().map(choices).collect();
+    let mut wanted: Vec<Wanted<'_>> = Vec::new();
+    for (unit, choices) in units.iter().zip(&choices) {
+        wanted.extend(choices.iter().flat_map(|(_, o)| unit.iter().map(|case| case.wanted(*o))));
+    }
+    let mut programs = backend.prepare(&wanted).into_iter();
+    let mut all = Vec::new();
+    for (unit, choices) in units.iter().zip(choices) {
+        let mut runs = Runs { each: Vec::new(), same: 0 };
+        let mut seen: HashSet<Vec<u64>> = HashSet::new();
+        for choice in choices {
+            let programs: Vec<Option<u64>> = programs.by_ref().take(unit.len()).collect();
+            // One that cannot be told apart is run.
+            let known: Option<Vec<u64>> = programs.into_iter().collect();
+            match known.is_none_or(|program| seen.insert(program)) {
+                true => runs.each.push(choice),
+                false => runs.same += 1,
+            }
+        }
+        all.push(runs);
+    }
+    all
+}
+
 /// Adds a finding to its row.
 fn record(rows: &mut Vec<Row>, (oracle, op): (&Oracle, &str), case: &Case, found: Measured, run: &str) {
     let same = |r: &&mut Row| r.oracle == oracle.name && r.op == op && r.format == case.format;
@@ -162,15 +266,14 @@ fn record(rows: &mut Vec<Row>, (oracle, op): (&Oracle, &str), case: &Case, found
     }
 }
 
-/// Runs a case on every backend under every lever set that makes a difference.
-fn run_case(
-    reports: &mut [GateReport],
-    oracle: &Oracle,
-    case: &Case,
-    backends: &[&dyn Backend],
-    options: &GateOptions,
-) {
-    let staging = backends.iter().map(|b| b.staging()).fold(0.0, f64::max);
+/// Whole Plans are long enough to be run one way; single ops are run pinned as well.
+fn pinned(case: &Case) -> &'static [bool] {
+    if case.bound == Bound::Carried { &[false, true] } else { &[false] }
+}
+
+/// Runs a case on every backend with every options that make a difference.
+fn run_case(reports: &mut [GateReport], oracle: &Oracle, case: &Case, backends: &[(&dyn Backend, &Runs<'_>)]) {
+    let staging = backends.iter().map(|b| b.0.staging()).fold(0.0, f64::max);
     let reference = match Reference::with_staging(case, staging) {
         Ok(r) => r,
         Err(e) => {
@@ -180,42 +283,58 @@ fn run_case(
                 .for_each(|r| record(&mut r.rows, (oracle, case.op), case, found.clone(), "reference"));
         }
     };
-    // Whole Plans are long enough to be run one way; single ops are run pinned as well.
-    let pinned: &[bool] = if case.bound == Bound::Carried { &[false, true] } else { &[false] };
-    for (report, backend) in reports.iter_mut().zip(backends) {
-        for (name, levers) in distinct(&case.plan, &options.lever_sets, backend.name()) {
-            for &deterministic in pinned {
-                let found = reference.check(case, *backend, RunOptions { levers, deterministic });
-                let run = format!("levers: {name}, deterministic: {deterministic}");
-                record(&mut report.rows, (oracle, case.op), case, found.outputs, &run);
-                if found.stored.cases > 0 {
-                    record(&mut report.rows, (oracle, "kv_store"), case, found.stored, &run);
-                }
+    for (report, (backend, runs)) in reports.iter_mut().zip(backends) {
+        report.same += runs.same;
+        let weights = backend.load(&case.plan, &case.tensors);
+        for (name, options) in &runs.each {
+            let found = reference.check_loaded(case, *backend, &weights, *options);
+            let run = format!("levers: {name}, deterministic: {}", options.deterministic);
+            record(&mut report.rows, (oracle, case.op), case, found.outputs, &run);
+            if found.stored.cases > 0 {
+                record(&mut report.rows, (oracle, "kv_store"), case, found.stored, &run);
             }
         }
     }
 }
 
-/// Runs the gate on one backend. `progress` gets the name of each oracle before it runs.
+/// Runs the cases of an oracle.
+fn run_oracle(
+    reports: &mut [GateReport],
+    oracle: &Oracle,
+    cases: &[Case],
+    backends: &[&dyn Backend],
+    options: &GateOptions,
+    progress: Progress<'_>,
+) {
+    let part = Part::begin(oracle.name, cases.len(), progress);
+    let units: Vec<&[Case]> = cases.iter().map(std::slice::from_ref).collect();
+    let all: Vec<Vec<Runs<'_>>> = backends.iter().map(|b| runs(&units, pinned, *b, options)).collect();
+    for (i, case) in cases.iter().enumerate() {
+        let backends: Vec<_> = backends.iter().copied().zip(all.iter().map(|runs| &runs[i])).collect();
+        run_case(reports, oracle, case, &backends);
+        progress(Event::Case);
+    }
+    let sum = |f: fn(&Runs<'_>) -> usize| all.iter().flatten().map(f).sum();
+    part.end(sum(|r| r.each.len()), sum(|r| r.same), progress);
+}
+
+/// Runs the gate on one backend.
 ///
 /// # Errors
 /// A golden directory that cannot be read. Whatever goes wrong in a backend becomes a row.
-pub fn run(backend: &dyn Backend, options: &GateOptions, progress: &mut dyn FnMut(&str)) -> Result<GateReport> {
+pub fn run(backend: &dyn Backend, options: &GateOptions, progress: Progress<'_>) -> Result<GateReport> {
     Ok(run_all(&[backend], options, progress)?.remove(0))
 }
 
 /// As [`run`] for several backends, such as one CPU at several instruction sets: every case is drawn and worked out
 /// once. One report a backend.
-pub fn run_all(
-    backends: &[&dyn Backend],
-    options: &GateOptions,
-    progress: &mut dyn FnMut(&str),
-) -> Result<Vec<GateReport>> {
+pub fn run_all(backends: &[&dyn Backend], options: &GateOptions, progress: Progress<'_>) -> Result<Vec<GateReport>> {
     let mut rows = Vec::new();
     let mut summary = None;
     if let Some(dir) = &options.golden {
-        progress("to_float_golden");
+        let part = Part::begin("to_float_golden", 0, progress);
         rows = golden::check(dir)?;
+        part.end(rows.len(), 0, progress);
         rows.retain(|r| options.wants(&[&r.oracle, &r.op, &r.format]));
         summary = Some(golden::summary(&rows));
     }
@@ -224,6 +343,7 @@ pub fn run_all(
         rows: rows.clone(),
         faults: Vec::new(),
         golden: summary.clone(),
+        same: 0,
     };
     let mut reports: Vec<GateReport> = backends.iter().map(report).collect();
     if options.mutate {
@@ -240,41 +360,54 @@ pub fn run_all(
     }
     let context = Context { seed: options.seed, real: &options.real };
     for oracle in ORACLES {
-        let mut announced = false;
+        let mut cases = Vec::new();
         (oracle.cases)(&context, &mut |case| {
-            if !options.wants(&[oracle.name, case.op, &case.format]) {
-                return;
+            if options.wants(&[oracle.name, case.op, &case.format]) {
+                cases.push(case);
             }
-            if !std::mem::replace(&mut announced, true) {
-                progress(oracle.name);
-            }
-            run_case(&mut reports, oracle, &case, backends, options);
         });
+        if !cases.is_empty() {
+            run_oracle(&mut reports, oracle, &cases, backends, options, progress);
+        }
         if oracle.name == "plan_numeric" && options.wants(&[oracle.name, "chunks"]) {
-            chunks(&mut reports, &context, backends, options);
+            chunks(&mut reports, &context, backends, options, progress);
         }
     }
     Ok(reports)
 }
 
 /// Bit-equality of chunkings, under every lever set.
-fn chunks(reports: &mut [GateReport], context: &Context<'_>, backends: &[&dyn Backend], options: &GateOptions) {
-    let mut empty = Row::new("plan_numeric", "chunks", "deterministic", Measured::default());
-    empty.runs = 0;
-    let mut rows = vec![empty; backends.len()];
-    for cases in chunkings(context) {
-        for (row, backend) in rows.iter_mut().zip(backends) {
-            for (name, levers) in distinct(&cases[0].plan, &options.lever_sets, backend.name()) {
-                let found = chunking_differences(&cases, *backend, levers);
+fn chunks(
+    reports: &mut [GateReport],
+    context: &Context<'_>,
+    backends: &[&dyn Backend],
+    options: &GateOptions,
+    progress: Progress<'_>,
+) {
+    let all = chunkings(context);
+    let part = Part::begin("chunks", all.len() * backends.len(), progress);
+    let units: Vec<&[Case]> = all.iter().map(Vec::as_slice).collect();
+    let (mut done, mut left_out) = (0, 0);
+    for (report, backend) in reports.iter_mut().zip(backends) {
+        let mut row = Row::new("plan_numeric", "chunks", "deterministic", Measured::default());
+        row.runs = 0;
+        for (cases, runs) in units.iter().zip(runs(&units, |_| &[true], *backend, options)) {
+            for (name, o) in runs.each {
+                let found = chunking_differences(cases, *backend, o.levers);
                 if row.first_bad.is_none() && (found.nbad > 0 || found.failure.is_some()) {
                     row.first_bad = Some(format!("{:?}, levers: {name}", cases[0].precision));
                 }
                 row.runs += cases.len();
                 row.found.merge(&found);
             }
+            report.same += runs.same * cases.len();
+            left_out += runs.same * cases.len();
+            progress(Event::Case);
         }
+        done += row.runs;
+        report.rows.push(row);
     }
-    reports.iter_mut().zip(rows).for_each(|(report, row)| report.rows.push(row));
+    part.end(done, left_out, progress);
 }
 
 impl std::fmt::Display for GateReport {
@@ -310,7 +443,10 @@ impl std::fmt::Display for GateReport {
         }
         let verdict = if self.passed() { "passed" } else { "FAILED" };
         if self.faults.is_empty() || !self.rows.is_empty() {
-            writeln!(f, "gate {verdict} on {}: {} rows, nbad={}", self.backend, self.rows.len(), self.nbad())?;
+            let (rows, runs) = (self.rows.len(), self.rows.iter().map(|r| r.runs).sum::<usize>());
+            let (nbad, same) = (self.nbad(), self.same);
+            let same = if same > 0 { format!(" ({same} more were the same program)") } else { String::new() };
+            writeln!(f, "gate {verdict} on {}: {rows} rows, {runs} runs{same}, nbad={nbad}", self.backend)?;
         }
         if !self.faults.is_empty() {
             let fate = |fate| self.faults.iter().filter(|p| p.fate == fate).count();

@@ -4,11 +4,12 @@
 //! exact computation would show (a dropped block of zeros, two equal scales), another place is drawn.
 
 use super::case::{Case, Measured, Reference, RunOptions, Tensors};
-use super::gate::GateOptions;
+use super::gate::{Event, GateOptions, Part, Progress};
 use super::oracles::{Context, ORACLES, Routing, group_case, head_case, linear_case, moe_case, weight_formats};
 use super::probe::{Layout, Role};
 use super::random::{Draw, Rng, weights};
 use crate::backend::{Backend, Precision, WeightSource};
+use crate::error::Result;
 use crate::levers::LeverSet;
 use crate::plan::Op;
 use hanzo_gguf::{Format, formats};
@@ -218,13 +219,14 @@ fn with_weight_fault(case: &Case, fault: WeightFault, format: Format, rng: &mut 
     placed.then_some(given)
 }
 
-/// What a backend makes of a fault: `given` is the case with it, `truth` the case's own meaning.
-fn fate(truth: &Reference<'_>, case: &Case, given: &Case, backend: &dyn Backend) -> (Fate, String) {
-    // The truth itself must pass, or seeing a fault means nothing.
+/// The truth itself must pass, or seeing a fault means nothing.
+fn fails_without(truth: &Reference<'_>, case: &Case, backend: &dyn Backend) -> Option<String> {
     let clean = truth.check(case, backend, OPTIONS()).all();
-    if clean.nbad > 0 || clean.failure.is_some() {
-        return (Fate::Survived, format!("fails without a fault: {clean:?}"));
-    }
+    (clean.nbad > 0 || clean.failure.is_some()).then(|| format!("fails without a fault: {clean:?}"))
+}
+
+/// What a backend makes of a fault: `given` is the case with it, `truth` the case's own meaning.
+fn fate(truth: &Reference<'_>, given: &Case, backend: &dyn Backend) -> (Fate, String) {
     match truth.check(given, backend, OPTIONS()).all() {
         Measured { unsupported: Some(op), .. } => (Fate::NoKernel, op),
         Measured { failure: Some(e), .. } => (Fate::Survived, e),
@@ -235,31 +237,57 @@ fn fate(truth: &Reference<'_>, case: &Case, given: &Case, backend: &dyn Backend)
     }
 }
 
-/// Plants one fault until it is visible, and looks whether the gate sees it in each backend.
-fn try_weight_fault(
-    case: &Case,
-    fault: WeightFault,
-    format: Format,
-    backends: &[&dyn Backend],
-    rng: &mut Rng,
-) -> Vec<(Fate, String)> {
-    let all = |how: String| vec![(Fate::Survived, how); backends.len()];
-    let staging = backends.iter().map(|b| b.staging()).fold(0.0, f64::max);
-    let truth = match Reference::with_staging(case, staging) {
-        Ok(t) => t,
-        Err(e) => return all(e.to_string()),
-    };
-    for _ in 0..DRAWS {
-        let Some(given) = with_weight_fault(case, fault, format, rng) else { continue };
-        let Ok(corrupted) = Reference::with_staging(&given, staging) else { continue };
-        let distance = truth.distance(&corrupted);
-        if distance.is_nan() || distance <= 2.0 {
-            continue;
-        }
-        let one = |backend: &&dyn Backend| fate(&truth, case, &given, *backend);
-        return backends.iter().map(one).collect();
+/// A case in which faults are planted, with what it means, and why a backend fails it without one.
+struct Ground<'c> {
+    case: &'c Case,
+    truth: Result<Reference<'c>>,
+    staging: f64,
+    failing: Vec<Option<String>>,
+}
+
+impl<'c> Ground<'c> {
+    fn new(case: &'c Case, backends: &[&dyn Backend]) -> Ground<'c> {
+        let staging = backends.iter().map(|b| b.staging()).fold(0.0, f64::max);
+        let truth = Reference::with_staging(case, staging);
+        let failing = |b: &&dyn Backend| truth.as_ref().ok().and_then(|truth| fails_without(truth, case, *b));
+        let failing = backends.iter().map(failing).collect();
+        Ground { case, truth, staging, failing }
     }
-    all(format!("{DRAWS} draws, none of which changes an exact result by twice the bound"))
+
+    /// What each backend makes of the case with a fault.
+    fn fates(&self, given: &Case, backends: &[&dyn Backend]) -> Vec<(Fate, String)> {
+        let one = |(backend, failing): (&&dyn Backend, &Option<String>)| match (&self.truth, failing) {
+            (Err(e), _) => (Fate::Survived, e.to_string()),
+            (_, Some(why)) => (Fate::Survived, why.clone()),
+            (Ok(truth), None) => fate(truth, given, *backend),
+        };
+        backends.iter().zip(&self.failing).map(one).collect()
+    }
+
+    /// Plants one fault until it is visible, and looks whether the gate sees it in each backend.
+    fn try_weight_fault(
+        &self,
+        fault: WeightFault,
+        format: Format,
+        backends: &[&dyn Backend],
+        rng: &mut Rng,
+    ) -> Vec<(Fate, String)> {
+        let all = |how: String| vec![(Fate::Survived, how); backends.len()];
+        let truth = match &self.truth {
+            Ok(t) => t,
+            Err(e) => return all(e.to_string()),
+        };
+        for _ in 0..DRAWS {
+            let Some(given) = with_weight_fault(self.case, fault, format, rng) else { continue };
+            let Ok(corrupted) = Reference::with_staging(&given, self.staging) else { continue };
+            let distance = truth.distance(&corrupted);
+            if distance.is_nan() || distance <= 2.0 {
+                continue;
+            }
+            return self.fates(&given, backends);
+        }
+        all(format!("{DRAWS} draws, none of which changes an exact result by twice the bound"))
+    }
 }
 
 /// Faults of a step or a Plan rather than of a weight.
@@ -428,13 +456,8 @@ fn try_step_fault(fault: &StepFault, backends: &[&dyn Backend], seed: u64) -> Ve
             if !planted.is_empty() || !(fault.plant)(&mut given) {
                 return;
             }
-            let staging = backends.iter().map(|b| b.staging()).fold(0.0, f64::max);
-            let truth = Reference::with_staging(&case, staging);
-            planted.extend(backends.iter().map(|backend| {
-                let (fate, how) = match &truth {
-                    Ok(truth) => fate(truth, &case, &given, *backend),
-                    Err(e) => (Fate::Survived, e.to_string()),
-                };
+            let fates = Ground::new(&case, backends).fates(&given, backends);
+            planted.extend(fates.into_iter().map(|(fate, how)| {
                 let how = format!("{how} in `{}`", case.about);
                 Planted { fault: fault.name.into(), op: case.op.into(), format: case.format.clone(), fate, how }
             }));
@@ -447,33 +470,55 @@ fn try_step_fault(fault: &StepFault, backends: &[&dyn Backend], seed: u64) -> Ve
     planted
 }
 
+/// The cases of a format, and what draws faults in them.
+struct Field {
+    format: Format,
+    rng: Rng,
+    shapes: Vec<(&'static str, Case)>,
+}
+
 /// Plants every fault in every contraction and format, and those of steps; one list a backend.
-pub fn run(backends: &[&dyn Backend], options: &GateOptions, progress: &mut dyn FnMut(&str)) -> Vec<Vec<Planted>> {
+pub fn run(backends: &[&dyn Backend], options: &GateOptions, progress: Progress<'_>) -> Vec<Vec<Planted>> {
     let mut out = vec![Vec::new(); backends.len()];
+    let mut fields: Vec<Field> = Vec::new();
     for format in weight_formats() {
-        let rng = &mut Rng::named(options.seed, &format!("mutate {format}"));
-        let mut announced = false;
-        for (op, case) in shapes(format, rng) {
-            if !options.wants(&[op, format.name()]) {
-                continue;
-            }
-            if !std::mem::replace(&mut announced, true) {
-                progress(&format!("planting faults in {format}"));
-            }
-            let case = Case { precision: Precision::Int8, ..case };
-            for fault in WeightFault::ALL.into_iter().filter(|f| f.applies(format)) {
-                let fates = try_weight_fault(&case, fault, format, backends, rng);
+        let mut rng = Rng::named(options.seed, &format!("mutate {format}"));
+        let mut shapes = shapes(format, &mut rng);
+        shapes.retain(|(op, _)| options.wants(&[op, format.name()]));
+        shapes.iter_mut().for_each(|(_, case)| case.precision = Precision::Int8);
+        fields.push(Field { format, rng, shapes });
+    }
+    for backend in backends {
+        let cases = fields.iter().flat_map(|f| &f.shapes);
+        backend.prepare(&cases.map(|(_, case)| case.wanted(OPTIONS())).collect::<Vec<_>>());
+    }
+    for Field { format, rng, shapes } in &mut fields {
+        let faults: Vec<WeightFault> = WeightFault::ALL.into_iter().filter(|f| f.applies(*format)).collect();
+        if shapes.is_empty() {
+            continue;
+        }
+        let name = format!("faults in {format}");
+        let part = Part::begin(&name, shapes.len() * faults.len(), progress);
+        for (op, case) in shapes.iter() {
+            let ground = Ground::new(case, backends);
+            for fault in &faults {
+                let fates = ground.try_weight_fault(*fault, *format, backends, rng);
                 for (out, (fate, how)) in out.iter_mut().zip(fates) {
                     let fault = fault.name().to_string();
-                    out.push(Planted { fault, op: op.into(), format: format.to_string(), fate, how });
+                    out.push(Planted { fault, op: (*op).into(), format: format.to_string(), fate, how });
                 }
+                progress(Event::Case);
             }
         }
+        part.end(shapes.len() * faults.len() * backends.len(), 0, progress);
     }
-    progress("planting faults in steps");
-    for fault in STEP_FAULTS.iter().filter(|f| options.wants(&[f.name, f.oracle])) {
+    let faults: Vec<&StepFault> = STEP_FAULTS.iter().filter(|f| options.wants(&[f.name, f.oracle])).collect();
+    let part = Part::begin("faults in steps", faults.len(), progress);
+    for fault in &faults {
         out.iter_mut().zip(try_step_fault(fault, backends, options.seed)).for_each(|(out, p)| out.push(p));
+        progress(Event::Case);
     }
+    part.end(faults.len() * backends.len(), 0, progress);
     out
 }
 

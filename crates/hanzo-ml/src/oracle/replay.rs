@@ -7,11 +7,11 @@
 //! tables: a backend that bakes them in would look like that, so the comparison must show it.
 
 use super::case::{Case, Measured, Step};
-use super::gate::{GateOptions, Row};
+use super::gate::{Event, GateOptions, Part, Progress, Row};
 use super::mutate::{Fate, Planted};
 use super::oracles::transformer;
 use super::random::Rng;
-use crate::backend::{Backend, Cache, CompileOptions, Executable, Precision, Weights};
+use crate::backend::{Backend, Cache, CompileOptions, Executable, Precision, Wanted, Weights};
 use crate::error::{Error, Result};
 use crate::levers::LeverSet;
 use crate::plan::Sizes;
@@ -71,6 +71,18 @@ impl Fault {
     }
 }
 
+/// How steps of up to `n_tokens` tokens are compiled.
+fn compiled_for(case: &Case, n_tokens: usize, eager: Option<u32>) -> CompileOptions {
+    CompileOptions {
+        levers: LeverSet::default(),
+        bucket: Sizes { n_tokens, n_seqs: 1, n_out: HEAD_ROWS.min(n_tokens) },
+        precision: Precision::Int8,
+        deterministic: false,
+        n_ctx: case.n_ctx(),
+        eager,
+    }
+}
+
 /// One arm: executables, if they are kept, and what is remembered.
 struct Arm<'a> {
     backend: &'a dyn Backend,
@@ -87,6 +99,9 @@ impl<'a> Arm<'a> {
         let mut buckets = backend.buckets(UBATCH);
         buckets.sort_unstable();
         buckets.dedup();
+        let wanted =
+            |n: &usize| Wanted { plan: &case.plan, source: &case.tensors, options: compiled_for(case, *n, None) };
+        backend.prepare(&buckets.iter().map(wanted).collect::<Vec<_>>());
         Ok(Arm {
             backend,
             case,
@@ -99,15 +114,7 @@ impl<'a> Arm<'a> {
     }
 
     fn compile(&self, n_tokens: usize, eager: Option<u32>) -> Result<Box<dyn Executable>> {
-        let options = CompileOptions {
-            levers: LeverSet::default(),
-            bucket: Sizes { n_tokens, n_seqs: 1, n_out: HEAD_ROWS.min(n_tokens) },
-            precision: Precision::Int8,
-            deterministic: false,
-            n_ctx: self.case.n_ctx(),
-            eager,
-        };
-        self.backend.compile(&self.case.plan, &options, &self.weights)
+        self.backend.compile(&self.case.plan, &compiled_for(self.case, n_tokens, eager), &self.weights)
     }
 
     fn bucket(&self, n: usize) -> Result<usize> {
@@ -161,7 +168,7 @@ fn compare(found: &mut Measured, want: &[f32], got: &[f32]) {
 }
 
 /// The eager arm's logits, step by step, and how far the replay arm is from them.
-fn compare_arms(backend: &dyn Backend, case: &Case) -> Result<(Vec<Vec<f32>>, Measured)> {
+fn compare_arms(backend: &dyn Backend, case: &Case, progress: Progress<'_>) -> Result<(Vec<Vec<f32>>, Measured)> {
     let (mut replay, mut eager) = (Arm::new(backend, case)?, Arm::new(backend, case)?);
     let mut found = Measured::default();
     let mut logits = Vec::new();
@@ -169,6 +176,7 @@ fn compare_arms(backend: &dyn Backend, case: &Case) -> Result<(Vec<Vec<f32>>, Me
         let want = eager.eager(step)?;
         compare(&mut found, &want, &replay.replay(step)?);
         logits.push(want);
+        progress(Event::Case);
     }
     for (w, g) in eager.pages()?.iter().zip(&replay.pages()?) {
         w.iter().zip(g).for_each(|(w, g)| found.add(if w == g { 0.0 } else { 1.0 }, 0.0));
@@ -188,7 +196,7 @@ fn fate(backend: &dyn Backend, case: &Case, fault: Fault, logits: &[Vec<f32>]) -
 }
 
 /// Runs the probe on a backend: a row and the planted faults for each model.
-pub fn run(backend: &dyn Backend, options: &GateOptions, progress: &mut dyn FnMut(&str)) -> (Vec<Row>, Vec<Planted>) {
+pub fn run(backend: &dyn Backend, options: &GateOptions, progress: Progress<'_>) -> (Vec<Row>, Vec<Planted>) {
     let (mut rows, mut faults) = (Vec::new(), Vec::new());
     for moe in [false, true] {
         let rng = &mut Rng::named(options.seed, &format!("replay {moe}"));
@@ -196,8 +204,9 @@ pub fn run(backend: &dyn Backend, options: &GateOptions, progress: &mut dyn FnMu
         if !options.wants(&["replay", &case.format]) {
             continue;
         }
-        progress(&format!("replay {}", case.format));
-        let (logits, found) = match compare_arms(backend, &case) {
+        let name = format!("replay {}", case.format);
+        let part = Part::begin(&name, case.steps.len(), progress);
+        let (logits, found) = match compare_arms(backend, &case, progress) {
             Ok(both) => both,
             Err(e @ Error::Unsupported { .. }) => {
                 (Vec::new(), Measured { unsupported: Some(e.to_string()), ..Measured::default() })
@@ -218,6 +227,7 @@ pub fn run(backend: &dyn Backend, options: &GateOptions, progress: &mut dyn FnMu
             };
             faults.push(Planted { fault: name.into(), op: "plan".into(), format: case.format.clone(), fate, how });
         }
+        part.end((2 + Fault::ALL.len()) * case.steps.len(), 0, progress);
     }
     (rows, faults)
 }

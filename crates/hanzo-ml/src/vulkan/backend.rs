@@ -5,11 +5,14 @@ use super::device::{Device, VulkanOptions};
 use super::error::{NAME, unsupported};
 use super::executable::VulkanExecutable;
 use super::physical::{Component, DeviceInfo, DeviceKind};
-use super::weights::VulkanWeights;
-use crate::backend::{Backend, Cache, CompileOptions, Executable, WeightSource, Weights};
+use super::upload;
+use super::weights::{self, VulkanWeights};
+use crate::backend::{Backend, Cache, CompileOptions, Compiled, Executable, Wanted, WeightSource, Weights};
 use crate::error::Result;
 use crate::gpu::{self, Features, Program};
-use crate::plan::Plan;
+use crate::plan::{Plan, WeightId};
+use hanzo_kernels::Key;
+use std::collections::HashSet;
 use std::sync::Arc;
 
 /// Subgroup size to ask for where there is a choice.
@@ -121,6 +124,33 @@ impl Backend for VulkanBackend {
 
     fn alloc(&self, plan: &Plan, pages: &[usize], slots: &[usize]) -> Result<Box<dyn Cache>> {
         Ok(Box::new(VulkanCache::new(&self.device, plan, pages, slots)?))
+    }
+
+    fn prepare(&self, wanted: &[Wanted<'_>]) -> Vec<Option<u64>> {
+        let mut kernels: HashSet<(Key, Vec<u32>)> = HashSet::new();
+        let mut formats = HashSet::new();
+        let mut programs = Vec::new();
+        for w in wanted {
+            let vector = |id: WeightId| weights::vector(w.plan, id, w.source);
+            let program = gpu::lower::program(w.plan, &w.options, &self.features, &vector);
+            programs.push(program.as_ref().ok().map(Program::fingerprint));
+            for l in program.iter().flat_map(|p| &p.launches) {
+                kernels.insert((l.kernel, l.constants.clone()));
+            }
+            for (i, weight) in w.plan.weights.iter().enumerate() {
+                if gpu::lower::is_matrix(w.plan, WeightId(i as u32)) && formats.insert(weight.format) {
+                    kernels.extend(upload::wanted(weight.format, self.device.info()));
+                }
+            }
+        }
+        let kernels: Vec<(Key, &[u32])> = kernels.iter().map(|(key, constants)| (*key, constants.as_slice())).collect();
+        // What does not compile is an error of the Plan that needs it.
+        let _ = self.device.kernels(&kernels);
+        programs
+    }
+
+    fn compiled(&self) -> Option<Compiled> {
+        Some(self.device.pipelines.compiled())
     }
 
     fn compile(

@@ -6,7 +6,7 @@ use super::device::Device;
 use super::error::unsupported;
 use super::memory::{Buffer, Use};
 use super::physical::DeviceKind;
-use super::pipelines::{ARGS, Source};
+use super::pipelines::ARGS;
 use super::profile::Stamps;
 use super::record::Take;
 use super::weights::VulkanWeights;
@@ -276,7 +276,7 @@ impl VulkanExecutable {
 /// The pipeline of each launch.
 fn pipelines(device: &Arc<Device>, program: &Program) -> Result<Vec<vk::Pipeline>> {
     let mut unique: HashMap<(hanzo_kernels::Key, &[u32]), usize> = HashMap::new();
-    let mut sources: Vec<(String, &[u32], &[u32])> = Vec::new();
+    let mut wanted: Vec<(hanzo_kernels::Key, &[u32])> = Vec::new();
     let mut of = Vec::with_capacity(program.launches.len());
     for l in &program.launches {
         if l.args.len() > ARGS {
@@ -290,18 +290,14 @@ fn pipelines(device: &Arc<Device>, program: &Program) -> Result<Vec<vk::Pipeline
             );
             return Err(unsupported(what));
         }
-        let next = sources.len();
+        let next = wanted.len();
         let i = *unique.entry((l.kernel, &l.constants)).or_insert(next);
         if i == next {
-            let code = hanzo_kernels::spirv(l.kernel)
-                .ok_or_else(|| unsupported(format!("there is no kernel {}", l.kernel)))?;
-            sources.push((l.kernel.to_string(), code, &l.constants));
+            wanted.push((l.kernel, &l.constants));
         }
         of.push(i);
     }
-    let sources: Vec<Source<'_>> =
-        sources.iter().map(|(name, spirv, constants)| Source { name, spirv, constants }).collect();
-    let made = device.pipelines(&sources)?;
+    let made = device.kernels(&wanted)?;
     Ok(of.into_iter().map(|i| made[i]).collect())
 }
 

@@ -10,7 +10,8 @@ use crate::batch::{Batch, GroupTables, Input, Pooling};
 use crate::cache::{CacheGroup, StateSpec};
 use crate::gpu::{Buffer, Features, Launch, Program, Ptr, StepLayout};
 use crate::levers::LeverSet;
-use crate::oracle::case::Tensors;
+use crate::oracle::case::{RunOptions, Tensors, run_backend};
+use crate::oracle::oracles::linear_case;
 use crate::oracle::random::{Draw, Rng, weights as random_weights};
 use crate::plan::schedule::Schedule;
 use crate::plan::{Dim, Op, Plan, Sizes, ValueId};
@@ -368,4 +369,27 @@ fn a_weight_of_the_wrong_size_is_an_error_that_names_it() {
     let b: Arc<dyn Weights> = Arc::new(VulkanWeights::load(gpu.device(), &Plan::new(32), &source).expect("nothing"));
     let other = backend(&gpu, false);
     assert!(other.compile(&Plan::new(32), &options(), &b).is_err());
+}
+
+#[test]
+fn what_was_prepared_is_not_compiled_again_and_equal_programs_have_equal_numbers() {
+    let Some(gpu) = gpu(VulkanOptions::default()) else { return };
+    let b = backend(&gpu, false);
+    let mut rng = Rng::named(1, "prepare");
+    let bytes = random_weights(Format::Q4_0, 33, 96, Draw::Usual, &mut rng);
+    let case = linear_case("linear", Format::Q4_0, (33, 96, 5), bytes, (1.0, false), &mut rng);
+    let run = |levers, deterministic| RunOptions { levers, deterministic };
+    let options = [run(LeverSet::NONE, false), run(LeverSet::default(), false), run(LeverSet::NONE, true)];
+    let programs = b.prepare(&options.map(|o| case.wanted(o)));
+    // One linear is the same under every lever; pinned, it takes another kernel.
+    assert!(programs[0].is_some() && programs[0] == programs[1] && programs[1] != programs[2], "{programs:?}");
+    let before = b.compiled().expect("it compiles");
+    assert!(before.made > 0 && before.busy > 0.0);
+    for o in options {
+        run_backend(&case, &b, o, &mut |_, _, _| Ok(())).expect("a run");
+    }
+    let after = b.compiled().expect("it compiles");
+    assert_eq!(after.made, before.made);
+    assert!(after.reused > before.reused);
+    assert_eq!(b.device().take_messages(), Vec::<String>::new());
 }

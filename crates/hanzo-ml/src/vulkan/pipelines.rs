@@ -4,16 +4,22 @@
 use super::device::Device;
 use super::error::{failed, unsupported};
 use super::physical::DeviceInfo;
+use crate::backend::Compiled;
 use crate::error::Result;
 use ash::vk;
-use std::collections::HashMap;
+use hanzo_kernels::Key;
+use std::collections::{HashMap, HashSet};
 use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Bytes of push constants that every Vulkan device has.
 pub(super) const ARGS: usize = 128;
+
+/// The cache goes to disk at most this share of the time: it grows with every pipeline, and is written whole.
+const SAVING: u32 = 20;
 
 /// What makes a pipeline: code and its specialization constants, `THREADS` first, then `WAVE`.
 #[derive(Clone, Copy)]
@@ -29,9 +35,17 @@ pub(super) struct Pipelines {
     layout: vk::PipelineLayout,
     cache: vk::PipelineCache,
     file: Option<PathBuf>,
-    /// Bytes of the cache when it was last on disk.
-    saved: AtomicU64,
+    saved: Mutex<Saved>,
     made: Mutex<HashMap<(u64, Vec<u32>), vk::Pipeline>>,
+    counts: Mutex<Compiled>,
+}
+
+/// The cache on disk.
+struct Saved {
+    /// Its bytes when it was last written.
+    bytes: usize,
+    /// It is not written again before.
+    not_before: Instant,
 }
 
 impl Pipelines {
@@ -46,7 +60,8 @@ impl Pipelines {
         let make = vk::PipelineCacheCreateInfo::default().initial_data(&stored);
         // SAFETY: the data is what this driver wrote (checksummed), or empty; drivers ignore what they do not know.
         let cache = unsafe { raw.create_pipeline_cache(&make, None) }.map_err(failed("create a pipeline cache"))?;
-        Ok(Pipelines { layout, cache, file, saved: AtomicU64::new(stored.len() as u64), made: Mutex::default() })
+        let saved = Mutex::new(Saved { bytes: stored.len(), not_before: Instant::now() });
+        Ok(Pipelines { layout, cache, file, saved, made: Mutex::default(), counts: Mutex::default() })
     }
 
     /// The one layout: 128 bytes of push constants, no descriptors.
@@ -54,8 +69,32 @@ impl Pipelines {
         self.layout
     }
 
+    /// What was compiled so far.
+    pub fn compiled(&self) -> Compiled {
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Writes the driver's cache to disk if it has grown; unless `now`, only if little time goes into that. A cache that
+    /// cannot be written costs time later, nothing else.
+    fn save(&self, raw: &ash::Device, now: bool) {
+        let Some(file) = &self.file else { return };
+        let mut saved = self.saved.lock().unwrap_or_else(PoisonError::into_inner);
+        let start = Instant::now();
+        if !now && start < saved.not_before {
+            return;
+        }
+        // SAFETY: a live handle.
+        let Ok(data) = (unsafe { raw.get_pipeline_cache_data(self.cache) }) else { return };
+        if data.len() > saved.bytes {
+            saved.bytes = data.len();
+            let _ = write_cache(file, &data);
+        }
+        saved.not_before = Instant::now() + (start.elapsed() * SAVING).max(Duration::from_millis(10));
+    }
+
     /// Called once, with the device idle.
     pub fn destroy(&self, raw: &ash::Device) {
+        self.save(raw, true);
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: by contract.
         unsafe {
@@ -67,20 +106,35 @@ impl Pipelines {
 }
 
 impl Device {
+    /// The pipelines of kernels with their constants, in order.
+    pub(super) fn kernels(&self, wanted: &[(Key, &[u32])]) -> Result<Vec<vk::Pipeline>> {
+        let names: Vec<String> = wanted.iter().map(|(key, _)| key.to_string()).collect();
+        let mut sources = Vec::with_capacity(wanted.len());
+        for (&(key, constants), name) in wanted.iter().zip(&names) {
+            let spirv = hanzo_kernels::spirv(key).ok_or_else(|| unsupported(format!("there is no kernel {name}")))?;
+            sources.push(Source { name, spirv, constants });
+        }
+        self.pipelines(&sources)
+    }
+
     /// The pipelines of `sources`, in order; those that are new are made by several threads.
     pub(super) fn pipelines(&self, sources: &[Source<'_>]) -> Result<Vec<vk::Pipeline>> {
         let keys: Vec<(u64, Vec<u32>)> = sources.iter().map(|s| (hash(s.spirv), s.constants.to_vec())).collect();
         let mut wanted: Vec<usize> = Vec::new();
         {
             let made = self.pipelines.made.lock().unwrap_or_else(PoisonError::into_inner);
-            let mut seen = std::collections::HashSet::new();
+            let mut seen = HashSet::new();
             wanted.extend((0..keys.len()).filter(|i| !made.contains_key(&keys[*i]) && seen.insert(&keys[*i])));
         }
-        let next = AtomicUsize::new(0);
+        let start = Instant::now();
+        let (next, busy) = (AtomicUsize::new(0), AtomicU64::new(0));
         let failure = Mutex::new(None);
         let work = || {
             while let Some(&i) = wanted.get(next.fetch_add(1, Ordering::Relaxed)) {
-                match self.make_pipeline(&sources[i]) {
+                let start = Instant::now();
+                let made = self.make_pipeline(&sources[i]);
+                busy.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
+                match made {
                     Ok(p) => {
                         let mut made = self.pipelines.made.lock().unwrap_or_else(PoisonError::into_inner);
                         if let Some(other) = made.insert(keys[i].clone(), p) {
@@ -99,11 +153,18 @@ impl Device {
             (1..threads).for_each(|_| drop(s.spawn(work)));
             work();
         });
+        {
+            let mut counts = self.pipelines.counts.lock().unwrap_or_else(PoisonError::into_inner);
+            counts.made += wanted.len();
+            counts.reused += sources.len() - wanted.len();
+            counts.busy += busy.into_inner() as f64 / 1e9;
+            counts.seconds += if wanted.is_empty() { 0.0 } else { start.elapsed().as_secs_f64() };
+        }
         if let Some(e) = failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
             return Err(e);
         }
         if !wanted.is_empty() {
-            self.save_pipelines();
+            self.pipelines.save(&self.raw, false);
         }
         self.validated()?;
         let made = self.pipelines.made.lock().unwrap_or_else(PoisonError::into_inner);
@@ -148,16 +209,6 @@ impl Device {
         // SAFETY: pipelines do not need their module.
         unsafe { self.raw.destroy_shader_module(module, None) };
         made.map(|p| p[0]).map_err(|(_, r)| self.error(r, &format!("compile kernel {name}")))
-    }
-
-    /// Writes the driver's cache to disk if it has grown. A cache that cannot be written costs time later, nothing else.
-    fn save_pipelines(&self) {
-        let Some(file) = &self.pipelines.file else { return };
-        // SAFETY: a live handle.
-        let Ok(data) = (unsafe { self.raw.get_pipeline_cache_data(self.pipelines.cache) }) else { return };
-        if data.len() as u64 > self.pipelines.saved.swap(data.len() as u64, Ordering::Relaxed) {
-            let _ = write_cache(file, &data);
-        }
     }
 }
 

@@ -5,7 +5,7 @@ use super::backend::{constants, features};
 use super::commands::{Order, Pool, Recorder};
 use super::error::unsupported;
 use super::memory::{Buffer, Use};
-use super::pipelines::Source;
+use super::physical::DeviceInfo;
 use super::weights::WeightMemory;
 use crate::error::{Error, Result};
 use crate::gpu::lower::table_offset;
@@ -18,15 +18,19 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Bytes of a staging slot (few in tests, so that small weights come in many chunks).
+/// Bytes of a staging slot at most (few in tests, so that small weights come in many chunks).
 const SLOT: u64 = if cfg!(test) { 16 << 10 } else { 16 << 20 };
 /// Staging slots, and threads that fill them.
 const SLOTS: usize = 4;
 /// Chunks begin at multiples of this many blocks, so that no two share a word of a plane.
 const CHUNK_BLOCKS: u64 = 64;
-/// Threads of the `pack` kernel: its default.
+/// The kernel that permutes blocks.
+const PACK: &str = "pack";
+/// The kernel that works out rows' powers of two.
+const ROW_SCALE: &str = "row_scale";
+/// Threads of [`PACK`]: its default.
 const PACK_THREADS: u32 = 256;
-/// Threads of the `row_scale` kernel: its default.
+/// Threads of [`ROW_SCALE`]: its default.
 const ROW_SCALE_THREADS: u32 = 128;
 
 /// Rows of a tensor in the model file: `rows` of each expert's `tensor_rows`, from `first` on.
@@ -135,6 +139,14 @@ impl Job {
         Job { weight, what: What::Vector(x.iter().flat_map(|x| x.to_le_bytes()).collect()) }
     }
 
+    /// Bytes of such a unit.
+    fn unit(&self) -> u64 {
+        match &self.what {
+            What::Matrix(m) => m.block as u64,
+            What::Vector(_) => 1,
+        }
+    }
+
     /// Units that a chunk counts (blocks, or bytes of a vector) and how many of them fit a slot.
     fn units(&self) -> (u64, u64) {
         match &self.what {
@@ -149,6 +161,12 @@ struct Chunk<'j> {
     job: &'j Job,
     from: u64,
     to: u64,
+}
+
+impl Chunk<'_> {
+    fn bytes(&self) -> u64 {
+        (self.to - self.from) * self.job.unit()
+    }
 }
 
 /// A worker's slot: staging memory, its copy on the device (behind a copy queue), and command buffers.
@@ -176,12 +194,15 @@ pub(super) fn run(memory: &WeightMemory, jobs: &[Job]) -> Result<()> {
             from = to;
         }
     }
-    let kernels = kernels(memory, jobs, "pack")?;
+    let kernels = kernels(memory, jobs, PACK)?;
+    // Memory of the host that a device reads is dear to make: small weights take no more than they fill, and one slot.
+    let slot_bytes = chunks.iter().map(Chunk::bytes).max().unwrap_or(0);
+    let slots = chunks.iter().map(Chunk::bytes).sum::<u64>().div_ceil(SLOT / 4) as usize;
     let next = AtomicUsize::new(0);
     let failure: Mutex<Option<Error>> = Mutex::new(None);
     let work = || {
         let all = || -> Result<()> {
-            let mut slot = Slot::new(memory)?;
+            let mut slot = Slot::new(memory, slot_bytes)?;
             while let Some(c) = chunks.get(next.fetch_add(1, Ordering::Relaxed)) {
                 if memory.stop.load(Ordering::Relaxed) {
                     break;
@@ -195,7 +216,7 @@ pub(super) fn run(memory: &WeightMemory, jobs: &[Job]) -> Result<()> {
             failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(e);
         }
     };
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(SLOTS).min(chunks.len());
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(SLOTS).min(chunks.len()).min(slots);
     std::thread::scope(|s| {
         (1..threads).for_each(|_| drop(s.spawn(work)));
         work();
@@ -209,9 +230,8 @@ pub(super) fn run(memory: &WeightMemory, jobs: &[Job]) -> Result<()> {
 
 /// Works out the power of two of every row of every matrix, behind its planes: what matrix units need.
 fn row_scales(memory: &WeightMemory, jobs: &[Job]) -> Result<()> {
-    const OP: &str = "row_scale";
     let info = memory.device.info();
-    let kernels = kernels(memory, jobs, OP)?;
+    let kernels = kernels(memory, jobs, ROW_SCALE)?;
     let rows_a_group = ROW_SCALE_THREADS / features(info).wave;
     memory.device.once_and_wait(|r| {
         for job in jobs {
@@ -244,21 +264,24 @@ fn encode<A: Args<u64>>(args: &A) -> Vec<u8> {
 
 /// The pipelines of an op for the matrices' formats.
 fn kernels(memory: &WeightMemory, jobs: &[Job], op: &'static str) -> Result<Vec<(Format, vk::Pipeline)>> {
-    let mut codes: Vec<(Format, String, &[u32])> = Vec::new();
+    let mut formats: Vec<Format> = Vec::new();
     for job in jobs {
         if let What::Matrix(Matrix { format, .. }) = &job.what
-            && codes.iter().all(|c| c.0 != *format)
+            && !formats.contains(format)
         {
-            let key = Key { op, format: Some(*format) };
-            let code = hanzo_kernels::spirv(key).ok_or_else(|| unsupported(format!("there is no kernel {key}")))?;
-            codes.push((*format, key.to_string(), code));
+            formats.push(*format);
         }
     }
     let constants = constants(op, memory.device.info());
-    let sources: Vec<Source<'_>> =
-        codes.iter().map(|(_, name, spirv)| Source { name, spirv, constants: &constants }).collect();
-    let pipelines = memory.device.pipelines(&sources)?;
-    Ok(codes.iter().map(|c| c.0).zip(pipelines).collect())
+    let wanted: Vec<(Key, &[u32])> =
+        formats.iter().map(|f| (Key { op, format: Some(*f) }, constants.as_slice())).collect();
+    Ok(formats.into_iter().zip(memory.device.kernels(&wanted)?).collect())
+}
+
+/// The kernels that uploading a matrix of this format takes, with their constants.
+pub(super) fn wanted(format: Format, info: &DeviceInfo) -> Vec<(Key, Vec<u32>)> {
+    let ops: &[&'static str] = if features(info).coop_f16 { &[PACK, ROW_SCALE] } else { &[PACK] };
+    ops.iter().map(|op| (Key { op, format: Some(format) }, constants(op, info))).collect()
 }
 
 /// Permutes blocks `from..to`, which lie at `source`, into the planes of the weight at `to_weight`.
@@ -290,7 +313,7 @@ fn pack(r: &mut Recorder<'_>, kernel: vk::Pipeline, source: u64, weight: u64, jo
 }
 
 impl<'m> Slot<'m> {
-    fn new(memory: &'m WeightMemory) -> Result<Slot<'m>> {
+    fn new(memory: &'m WeightMemory, bytes: u64) -> Result<Slot<'m>> {
         let device = &memory.device;
         let (copies, kernels) = (device.transfer().family, device.compute().family);
         let staged = device.staged();
@@ -304,8 +327,8 @@ impl<'m> Slot<'m> {
         let compute = Pool::new(device, kernels)?;
         Ok(Slot {
             memory,
-            host: Buffer::new(device, Use::Upload, SLOT, "a staging buffer")?,
-            local: if staged { Some(Buffer::new(device, Use::Device, SLOT, "a staging buffer")?) } else { None },
+            host: Buffer::new(device, Use::Upload, bytes, "a staging buffer")?,
+            local: if staged { Some(Buffer::new(device, Use::Device, bytes, "a staging buffer")?) } else { None },
             transfer,
             command: compute.command()?,
             _compute: compute,
@@ -319,11 +342,7 @@ impl<'m> Slot<'m> {
         device.wait(device.compute(), self.busy)?;
         let Some(to) = self.memory.buffers[chunk.job.weight].as_ref() else { return Ok(()) };
         let (from, end) = (chunk.from, chunk.to);
-        let unit = match &chunk.job.what {
-            What::Matrix(m) => m.block as u64,
-            What::Vector(_) => 1,
-        };
-        let bytes = (end - from) * unit;
+        let bytes = chunk.bytes();
         let Some(out) = self.host.mapped_mut().and_then(|m| m.get_mut(..bytes as usize)) else {
             return Err(unsupported("staging memory cannot be written".into()));
         };

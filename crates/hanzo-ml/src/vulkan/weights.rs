@@ -163,6 +163,12 @@ fn wrong(w: &Weight, what: String) -> Error {
     Error::Weight { name: w.tensor.clone(), what }
 }
 
+/// The elements of a weight that is kept as plain f32, from the model file.
+pub(super) fn vector(plan: &Plan, id: WeightId, source: &dyn WeightSource) -> Option<Vec<f32>> {
+    let w = plan.weights.get(id.0 as usize).filter(|_| !is_matrix(plan, id))?;
+    rows(w, source).ok().map(|rows| rows.to_floats(w))
+}
+
 /// The weight's rows in the model file, checked.
 fn rows(w: &Weight, source: &dyn WeightSource) -> Result<Rows> {
     let bytes = source.tensor(w)?;
