@@ -7,6 +7,9 @@ use hanzo_kernels::cache::{self, Order};
 use hanzo_kernels::host::{HostKernel, Memory};
 use hanzo_kernels::{Key, Target, text};
 
+#[path = "attention/prologue.rs"]
+mod prologue;
+
 const U: f64 = 1.0 / (1u64 << 24) as f64;
 
 struct Rng(u64);
@@ -320,36 +323,49 @@ impl Ready {
     }
 
     /// Constants of attn_decode, and its arguments without anything that it needs to combine.
-    fn splits(&mut self, keys: u32, heads: u32) -> (AttnDecode<u64>, Vec<(&'static str, u32)>, [u32; 3]) {
+    fn splits(&mut self, keys: u32, heads: u32, angles: &[f32]) -> (AttnDecode<u64>, Vec<(&'static str, u32)>, [u32; 3]) {
         let c = self.case.clone();
         let a = self.at;
-        let args = AttnDecode {
+        let mut args = AttnDecode {
             q: a.q,
             k: a.k,
             v: a.v,
-            live: a.live,
+            k_new: 0,
+            v_new: 0,
+            q_norm: 0,
+            k_norm: 0,
+            kc: 0,
+            vc: 0,
+            step: 0,
             part: 0,
             top: 0,
             sinks: 0,
             gate: 0,
             y: 0,
             xq: 0,
-            ends: a.ends,
-            positions: a.positions,
-            tables: a.tables,
-            firsts: a.firsts,
-            pages: a.pages,
-            scale: c.scale,
-            cap: c.cap,
         };
         let mut set = self.constants();
-        set.extend([
-            ("KEYS", keys),
-            ("SPLITS", c.splits),
-            ("HEADS", heads),
-            ("RED", 3.min(heads)),
-            ("WINDOW", c.window),
-        ]);
+        let scalars = [("SCALE", c.scale.to_bits()), ("CAP", c.cap.to_bits())];
+        set.extend([("KEYS", keys), ("SPLITS", c.splits), ("HEADS", heads), ("RED", 3.min(heads))]);
+        set.extend(scalars.into_iter().chain([("WINDOW", c.window)]));
+        // The step's arrays one after another, as in a step buffer.
+        let m = &mut self.memory;
+        let arrays = [
+            ("LIVE_AT", m.u32s(a.live)),
+            ("ENDS", m.u32s(a.ends)),
+            ("POSITIONS", m.u32s(a.positions)),
+            ("TABLES", m.u32s(a.tables)),
+            ("FIRSTS", m.u32s(a.firsts)),
+            ("ANGLES", angles.iter().map(|x| x.to_bits()).collect()),
+            ("PAGES", m.u32s(a.pages)),
+        ];
+        let mut step = Vec::new();
+        for (name, array) in arrays {
+            step.resize(step.len().next_multiple_of(16), 7);
+            set.push((name, step.len() as u32));
+            step.extend(array);
+        }
+        args.step = m.read(&words(&step));
         let tiles = (c.group as u32).div_ceil(heads);
         (args, set, [c.splits, c.n_kv as u32 * tiles, c.tokens() as u32 + 2])
     }
@@ -358,7 +374,7 @@ impl Ready {
     fn decode(&mut self, keys: u32, heads: u32, quant: bool) -> (Vec<f32>, [Vec<u8>; 3]) {
         let c = self.case.clone();
         let (n, all) = (c.tokens(), c.n_kv * c.group);
-        let (mut args, set, grid) = self.splits(keys, heads);
+        let (mut args, set, grid) = self.splits(keys, heads, &[]);
         let (a, m) = (self.at, &mut self.memory);
         args.part = m.output(4 * n * all * c.splits as usize * c.d_v);
         args.top = m.output(8 * n * all * c.splits as usize);
@@ -397,9 +413,20 @@ impl Ready {
 
     /// As [`Ready::decode`], in one launch.
     fn one_pass(&mut self, keys: u32, heads: u32, quant: u32) -> (Vec<f32>, [Vec<u8>; 3]) {
+        let (args, set, grid) = self.splits(keys, heads, &[]);
+        self.combining(args, set, grid, quant)
+    }
+
+    /// Launches what combines its splits itself.
+    fn combining(
+        &mut self,
+        mut args: AttnDecode<u64>,
+        mut set: Vec<(&'static str, u32)>,
+        grid: [u32; 3],
+        quant: u32,
+    ) -> (Vec<f32>, [Vec<u8>; 3]) {
         let c = self.case.clone();
         let (n, all) = (c.tokens(), c.n_kv * c.group);
-        let (mut args, mut set, grid) = self.splits(keys, heads);
         let (a, m) = (self.at, &mut self.memory);
         let (cols, counters) = (all * c.d_v, n * grid[1] as usize);
         (args.sinks, args.gate) = (a.sinks, a.gate);
