@@ -134,6 +134,11 @@ impl StepLayout {
         Ptr { buffer: Buffer::Step, offset: 4 * range.start as u64, len: 4 * range.len() as u64 }
     }
 
+    /// The whole buffer, for kernels that know where its arrays begin.
+    pub fn all(&self) -> Ptr {
+        StepLayout::ptr(&(0..self.words))
+    }
+
     /// The word that holds the number of rows in use of a dimension.
     pub fn live(&self, dim: Dim) -> Ptr {
         // ok: `new` made an entry for every dimension of the Plan's values.

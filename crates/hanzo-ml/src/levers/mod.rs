@@ -190,6 +190,16 @@ pub const LEVERS: &[Lever] = &[
         kind: LeverKind::Variant,
     },
     Lever {
+        id: "attention_prologue",
+        reason: "attention of one token norms, turns and stores its own rows: one launch and one barrier less a layer",
+        regimes: &[Regime::LaunchDecode],
+        backends: &["vulkan"],
+        oracle: "attention_prologue_numeric",
+        default_on: true,
+        changes_layout: false,
+        kind: LeverKind::Variant,
+    },
+    Lever {
         id: "weight_prefetch",
         reason: "in one-token steps the next matrices' first rows are read into the cache beside stages that leave the memory idle",
         regimes: &[Regime::LaunchDecode],

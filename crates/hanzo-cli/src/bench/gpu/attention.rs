@@ -18,6 +18,30 @@ const FEW: usize = 16;
 /// Workgroups that fill a device.
 const FULL: usize = 512;
 
+/// Arrays of a step buffer of so many tokens, in words from its start, the pages last.
+fn arrays(tokens: usize) -> [(&'static str, usize); 6] {
+    let n = tokens.next_multiple_of(4);
+    [
+        ("LIVE_AT", 0),
+        ("ENDS", 4),
+        ("POSITIONS", 4 + n),
+        ("TABLES", 4 + 2 * n),
+        ("FIRSTS", 4 + 3 * n),
+        ("PAGES", 4 + 4 * n),
+    ]
+}
+
+fn step(case: &Case, end: &dyn Fn(usize) -> u32, page: &dyn Fn(usize) -> u32) -> Vec<u32> {
+    let [_, ends, positions, .., pages] = arrays(case.tokens).map(|a| a.1);
+    let mut words = vec![0; pages];
+    words[0] = case.tokens as u32;
+    for t in 0..case.tokens {
+        (words[ends + t], words[positions + t]) = (end(t), end(t) - 1);
+    }
+    words.extend((0..case.pages()).map(page));
+    words
+}
+
 /// What attends to what: the last `tokens` of `keys` positions, causally.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Case {
@@ -106,6 +130,8 @@ impl Attention {
             ("tables", words(vec![0; tokens])?),
             ("firsts", words(vec![0; tokens])?),
             ("pages", words((0..case.pages()).map(|p| place(p) as u32).collect())?),
+            // The same for attn_decode, which reads them from one step buffer.
+            ("step", words(step(&case, &|t| case.end(t) as u32, &|p| place(p) as u32))?),
             ("nothing", gpu.zeros(256)?),
             // As many splits as a sweep may try.
             ("top", gpu.zeros(8 * tokens * case.heads() * splits_at_most(&case))?),
@@ -174,6 +200,8 @@ impl Subject for Attention {
             let red = if group > 1 && d <= 128 { 2 } else { 1 };
             all.extend([("KEYS", at_once), ("SPLITS", splits), ("HEADS", group), ("RED", red)]);
             all.push(("THREADS", self.threads as usize));
+            all.extend(arrays(tokens));
+            all.push(("SCALE", self.scale().to_bits() as usize));
         } else {
             all.extend([("ROWS", rows), ("WIDE", wide), ("KEYS", if wide > 32 { 8 } else { 512 / wide })]);
         }
@@ -208,7 +236,7 @@ impl Subject for Attention {
         let nothing = self.memory("nothing");
         all.extend([("k", (&self.caches[copy][0]).into()), ("v", (&self.caches[copy][1]).into())]);
         all.extend([("part", (&self.part).into()), ("y", (&self.y).into()), ("sinks", nothing), ("gate", nothing)]);
-        all.push(("xq", nothing));
+        all.extend(["xq", "k_new", "v_new", "q_norm", "k_norm", "kc", "vc"].map(|name| (name, nothing)));
         all.push(("tiles", Arg::U32(self.grid(c).unwrap_or_default()[0])));
         Ok(all)
     }

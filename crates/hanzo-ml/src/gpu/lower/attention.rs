@@ -1,14 +1,16 @@
 //! Lowering of attention: for a few tokens a launch over splits of the keys, the last workgroup of which sums them up and
 //! quantizes its rows for the output projection (lever `attention_one_pass`; without, a second launch does), for many tokens
-//! one launch over tiles of rows.
+//! one launch over tiles of rows. In steps of one token the former makes its own queries, key and value too (lever
+//! `attention_prologue`).
 //!
 //! Grids depend on the bucket alone. How many keys a split takes, and which splits have none, follows in the kernel from
 //! the step buffer.
 
-use super::{Lowering, Q8, linear};
+use super::{Lowering, Q8, linear, rope};
+use crate::backend::CompileOptions;
 use crate::error::{Error, Result};
-use crate::gpu::launch::Ptr;
-use crate::plan::{AttentionSpec, Mask, Op, ValueId};
+use crate::gpu::launch::{Features, Ptr};
+use crate::plan::{Access, AttentionSpec, CacheSlot, Mask, Op, Plan, RopeConvention, Sizes, ValueId};
 use hanzo_gguf::Format;
 use hanzo_kernels::args::{AttnCombine, AttnDecode, AttnPrefill};
 use hanzo_kernels::cache::{self, Order};
@@ -40,6 +42,8 @@ const FEW: usize = 16;
 const COUNTERS: usize = 4096;
 /// Groups of threads that fill a device.
 const FULL: usize = 512;
+/// Pairs of columns that a thread holds at most while it makes its own rows, and those of one row.
+const MOST_PAIRS: [usize; 2] = [8, 4];
 
 /// Constants and pointers that both kernels share.
 struct Shape {
@@ -59,7 +63,7 @@ impl Shape {
         let kt = cache_code(g.type_k, spec.d_k)?;
         let vt = if latent { kt } else { cache_code(g.type_v, spec.d_v)? };
         // Each thread sums up at least one run of four columns.
-        if spec.d_v % 4 != 0 || spec.d_v / 4 > threads(cx) {
+        if spec.d_v % 4 != 0 || spec.d_v / 4 > threads(cx.features) {
             let what = format!("no attention kernel for values of {} columns; run it on the CPU (-ngl)", spec.d_v);
             return Err(Error::Unsupported { backend: "gpu", what });
         }
@@ -91,20 +95,34 @@ impl Shape {
 /// Adds the op's launches; false if the op is not one of this file's.
 pub(super) fn lower(cx: &mut Lowering<'_>, op: &Op) -> Result<bool> {
     let Op::Attention { q, spec, out } = op else { return Ok(false) };
-    let shape = Shape::new(cx, *q, spec)?;
+    attend(cx, (*q, spec, *out), None)
+}
+
+/// Adds the launches of the attention that makes the rows of `op`, a `QkNormRope`, itself.
+pub(super) fn with_prologue(cx: &mut Lowering<'_>, op: &Op) -> Result<bool> {
+    let attention = cx.followers().find(|op| matches!(op, Op::Attention { .. })).cloned();
+    let Some(Op::Attention { q, spec, out }) = attention else { return Ok(false) };
+    attend(cx, (q, &spec, out), Some(op))
+}
+
+fn attend(
+    cx: &mut Lowering<'_>,
+    (q, spec, out): (ValueId, &AttentionSpec, ValueId),
+    prologue: Option<&Op>,
+) -> Result<bool> {
+    let shape = Shape::new(cx, q, spec)?;
     // What quantizes the output, if that runs inside this op.
-    let quantize = cx.followers().next().cloned();
-    let few = shape.tokens <= FEW.max(4 * cx.options.bucket.n_seqs);
+    let quantize = cx.followers().find(|op| matches!(op, Op::Quantize { .. })).cloned();
     // One variant for any number of tokens, where results may not depend on it.
-    if few || cx.options.deterministic || spec.d_v > WIDEST_TILE {
+    if few(cx.options) || cx.options.deterministic || spec.d_v > WIDEST_TILE {
         let fits = spec.d_v % 32 == 0;
         let planes = quantize.as_ref().filter(|_| fits);
-        decode(cx, &shape, *q, spec, *out, planes)?;
+        decode(cx, &shape, (q, spec, out), prologue, planes)?;
         if planes.is_some() {
             return Ok(true);
         }
     } else {
-        prefill(cx, &shape, *q, spec, *out)?;
+        prefill(cx, &shape, q, spec, out)?;
     }
     match &quantize {
         Some(op) => linear::lower(cx, op),
@@ -112,9 +130,46 @@ pub(super) fn lower(cx: &mut Lowering<'_>, op: &Op) -> Result<bool> {
     }
 }
 
+/// Does attention go by splits in such a bucket?
+fn few(options: &CompileOptions) -> bool {
+    options.bucket.n_tokens <= FEW.max(4 * options.bucket.n_seqs)
+}
+
+/// May attention `i` make the rows of the `QkNormRope` `p` itself? Only in steps of one token: no other may need its key.
+pub(super) fn prologue_fits(plan: &Plan, options: &CompileOptions, features: &Features, p: usize, i: usize) -> bool {
+    let Op::QkNormRope { head_dim, k_out: None, store: Some(store), .. } = &plan.ops[p] else { return false };
+    let Op::Attention { spec, .. } = &plan.ops[i] else { return false };
+    let one = options.bucket == Sizes { n_tokens: 1, n_seqs: 1, n_out: 1 };
+    let g = &plan.groups[spec.cache.group.0 as usize];
+    let same =
+        store.cache == spec.cache && store.v.is_some() && (*head_dim, g.d_k, g.d_v) == (spec.d_k, spec.d_k, spec.d_v);
+    // Two rows may not share a word of scales: the one is read while the other is written.
+    let apart = |format: Format, d: usize| !format.is_block() || d % 64 == 0;
+    let apart = apart(g.type_k, spec.d_k) && apart(g.type_v, spec.d_v);
+    let alone = !plan.ops[p + 1..i].iter().any(|op| touches(op, spec.cache));
+    let cut = Cut::new(options, features, spec, true);
+    let (turn, widest) = (rope::threads(spec.d_k, spec.d_v, features) as usize, spec.d_k.max(spec.d_v));
+    let pairs = widest.div_ceil(2 * turn);
+    let held = (cut.heads + 2).div_ceil((cut.threads / turn).max(1)) * pairs;
+    let fits = turn <= cut.threads && held <= MOST_PAIRS[0] && pairs <= MOST_PAIRS[1];
+    one && same && apart && alone && fits && cut.shared(spec, cut.heads, cut.red) <= limit(features)
+}
+
+/// Does an op read or write rows of this cache?
+fn touches(op: &Op, slot: CacheSlot) -> bool {
+    let mut found = false;
+    op.accesses(&mut |a| found |= matches!(a, Access::CacheRead(c) | Access::CacheWrite(c) if c == slot));
+    found
+}
+
 /// Threads of a group that takes a split, or sums splits up.
-fn threads(cx: &Lowering<'_>) -> usize {
-    cx.features.max_threads.min(256) as usize
+fn threads(features: &Features) -> usize {
+    features.max_threads.min(256) as usize
+}
+
+/// Workgroup memory that attention may take here.
+fn limit(features: &Features) -> usize {
+    MOST_SHARED.min(features.shared_bytes as usize)
 }
 
 /// The window as kernels take it: 0 for none.
@@ -122,37 +177,69 @@ fn window(spec: &AttentionSpec) -> u32 {
     spec.window.unwrap_or(0)
 }
 
+/// How attention over splits is cut into groups of threads.
+struct Cut {
+    threads: usize,
+    /// Keys taken at a time.
+    keys: usize,
+    /// Query heads of one group of threads, and how many of them are summed up at a time.
+    heads: usize,
+    red: usize,
+    /// Groups of heads of a key head.
+    tiles: usize,
+    splits: usize,
+    /// Does the last group sum the splits up, if there is room for it?
+    combine: bool,
+    /// Waves of a group, if it makes its own rows.
+    prologue: Option<usize>,
+}
+
+impl Cut {
+    fn new(options: &CompileOptions, features: &Features, spec: &AttentionSpec, prologue: bool) -> Cut {
+        let (group, threads) = (spec.n_head / spec.n_kv, threads(features));
+        let narrow = group > MOST_HEADS / 2 && spec.n_kv * group.div_ceil(MOST_HEADS) <= FEW_GROUPS;
+        let keys: usize = if spec.d_v > 128 || narrow { 32 } else { 64 };
+        let combine = options.levers.on("attention_one_pass") && !options.deterministic;
+        let prologue = prologue.then_some(threads / features.wave.max(1) as usize);
+        let mut cut = Cut { threads, keys, heads: 1, red: 1, tiles: 1, splits: 1, combine, prologue };
+        let limit = limit(features);
+        let mut tiles = group.div_ceil(if narrow { MOST_HEADS / 2 } else { MOST_HEADS });
+        while tiles < group && cut.shared(spec, group.div_ceil(tiles), 1) > limit {
+            tiles += 1;
+        }
+        cut.heads = group.div_ceil(tiles);
+        cut.tiles = group.div_ceil(cut.heads);
+        cut.red = (2..=cut.heads).rev().find(|r| cut.shared(spec, cut.heads, *r) <= limit).unwrap_or(1);
+        // A token sees at most so many runs of `keys` keys, the first and the last of which it may see in part.
+        let seen = spec.window.map_or(options.n_ctx, |w| options.n_ctx.min(w as usize + 2 * keys));
+        let tokens = options.bucket.n_tokens;
+        let groups = if options.deterministic { 1 } else { tokens } * spec.n_kv * cut.tiles;
+        let most = if options.deterministic { 8 } else { (FULL / groups).clamp(1, 128) };
+        cut.splits = seen.div_ceil(keys).clamp(1, most);
+        cut
+    }
+
+    /// Bytes of workgroup memory with so many heads, `red` of them summed up at a time.
+    fn shared(&self, spec: &AttentionSpec, heads: usize, red: usize) -> usize {
+        let done = if self.combine { spec.d_v } else { 0 };
+        let each = spec.d_k + self.threads + self.keys + 1 + done;
+        // Sums of squares, rows as floats, the row that is stored as it is stored.
+        let own = self.prologue.map_or(0, |waves| 8 * waves + heads * spec.d_k + 2 * (spec.d_k + spec.d_v) + 20);
+        4 * (heads * each + own) + 32 * red * self.threads + 32
+    }
+}
+
 fn decode(
     cx: &mut Lowering<'_>,
     s: &Shape,
-    q: ValueId,
-    spec: &AttentionSpec,
-    out: ValueId,
+    (q, spec, out): (ValueId, &AttentionSpec, ValueId),
+    prologue: Option<&Op>,
     quantize: Option<&Op>,
 ) -> Result<()> {
-    let threads = threads(cx);
-    let narrow = s.group > MOST_HEADS / 2 && spec.n_kv * s.group.div_ceil(MOST_HEADS) <= FEW_GROUPS;
-    let keys: usize = if spec.d_v > 128 || narrow { 32 } else { 64 };
-    // Query heads of one group of threads, and how many of them are summed up at a time.
-    let lever = cx.options.levers.on("attention_one_pass") && !cx.options.deterministic;
-    let done = if lever { spec.d_v } else { 0 };
-    let shared =
-        |heads: usize, red: usize| 4 * heads * (spec.d_k + threads + keys + 1 + done) + 32 * red * threads + 32;
-    let limit = MOST_SHARED.min(cx.features.shared_bytes as usize);
-    let mut tiles = s.group.div_ceil(if narrow { MOST_HEADS / 2 } else { MOST_HEADS });
-    while tiles < s.group && shared(s.group.div_ceil(tiles), 1) > limit {
-        tiles += 1;
-    }
-    let heads = s.group.div_ceil(tiles);
-    let tiles = s.group.div_ceil(heads);
-    let red = (2..=heads).rev().find(|r| shared(heads, *r) <= limit).unwrap_or(1);
-    // A token sees at most so many runs of `keys` keys, the first and the last of which it may see in part.
-    let seen = spec.window.map_or(cx.options.n_ctx, |w| cx.options.n_ctx.min(w as usize + 2 * keys));
-    let groups = if cx.options.deterministic { 1 } else { s.tokens } * spec.n_kv * tiles;
-    let most = if cx.options.deterministic { 8 } else { (FULL / groups).clamp(1, 128) };
-    let splits = seen.div_ceil(keys).clamp(1, most);
+    let cut = Cut::new(cx.options, cx.features, spec, prologue.is_some());
+    let Cut { threads, keys, heads, red, tiles, splits, .. } = cut;
     let counters = s.tokens * spec.n_kv * tiles;
-    let one_pass = lever && 2 * splits <= threads && counters <= COUNTERS;
+    let one_pass = cut.combine && 2 * splits <= threads && counters <= COUNTERS;
     // The f32 rows are left out if nothing but the quantization reads them.
     let planes = match quantize {
         Some(Op::Quantize { out, .. }) => Some(cx.q8(*out)),
@@ -182,28 +269,42 @@ fn decode(
     let when = |on: bool, p: Ptr| if on { p } else { Ptr::NONE };
     let run = planes.map(|p| Ptr { len: p.s.offset + p.s.len - p.q.offset, ..p.q });
     let plane = |p: fn(&Q8) -> Ptr| planes.map_or(0, |all| ((p(&all).offset - all.q.offset) / 4) as u32);
-    let args = AttnDecode {
+    let mut args = AttnDecode {
         q: cx.value(q),
         k: s.k,
         v: s.v,
-        live,
+        k_new: Ptr::NONE,
+        v_new: Ptr::NONE,
+        q_norm: Ptr::NONE,
+        k_norm: Ptr::NONE,
+        kc: Ptr::NONE,
+        vc: Ptr::NONE,
+        step: cx.step.all(),
         part,
         top,
         sinks: when(one_pass, sinks),
         gate: when(one_pass, gate),
         y: when(one_pass, y),
         xq: when(one_pass, run.unwrap_or(Ptr::NONE)),
-        ends: s.ends,
-        positions,
-        tables,
-        firsts,
-        pages,
-        scale: spec.scale,
-        cap: spec.softcap.unwrap_or(1.0),
     };
+    let word = |p: Ptr| (p.offset / 4) as u32;
     let last = [("SINKS", spec.sinks.is_some().into()), ("GATED", spec.gate.is_some().into()), ("QUANT", quant)];
     let mut set = s.set.clone();
+    if let Some(Op::QkNormRope { q, k, q_norm, k_norm, eps, rope, store, .. }) = prologue {
+        (args.q, args.k_new) = (cx.value(*q), cx.value(*k));
+        args.v_new = store.and_then(|s| s.v).map_or(Ptr::NONE, |v| cx.value(v));
+        (args.q_norm, args.k_norm) = (cx.optional_vector(*q_norm), cx.optional_vector(*k_norm));
+        (args.kc, args.vc) = (s.k, s.v);
+        set.extend([("PROLOGUE", 1), ("TURN", rope::threads(spec.d_k, spec.d_v, cx.features))]);
+        set.extend([("QNORM", q_norm.is_some().into()), ("KNORM", k_norm.is_some().into()), ("EPS", eps.to_bits())]);
+        set.extend([("NDIMS", rope.n_dims as u32), ("NEOX", (rope.convention == RopeConvention::Neox).into())]);
+        set.push(("ANGLES", word(cx.step.rope(rope))));
+    }
     set.extend([("THREADS", threads as u32), ("KEYS", keys as u32), ("SPLITS", splits as u32)]);
+    set.extend([("SCALE", spec.scale.to_bits()), ("CAP", spec.softcap.unwrap_or(1.0).to_bits())]);
+    set.extend([("LIVE_AT", word(live)), ("ENDS", word(s.ends)), ("POSITIONS", word(positions))]);
+    set.extend([("TABLES", word(tables)), ("FIRSTS", word(firsts)), ("PAGES", word(pages))]);
+    set.push(("LIVE", cx.step.known_rows(live).unwrap_or(0) as u32));
     set.extend([("HEADS", heads as u32), ("RED", red as u32), ("WINDOW", window(spec))]);
     if one_pass {
         set.extend(last);

@@ -43,6 +43,17 @@ pub(super) fn leaders(plan: &Plan, options: &CompileOptions, features: &Features
         {
             leader[i] = p;
         }
+        // What happens to q, k and v just before attention runs inside it.
+        if let Op::Attention { q, spec, .. } = op
+            && levers.on("attention_prologue")
+            && let Some(p) = producers[q.0 as usize]
+            && consumers[q.0 as usize] == [i]
+            && !plan.outputs.contains(q)
+            && spec.gate.is_none_or(|g| ready(plan, &producers, p, g))
+            && super::attention::prologue_fits(plan, options, features, p, i)
+        {
+            leader[i] = p;
+        }
         // A quantization runs inside the op that makes its input.
         let Op::Quantize { x, .. } = op else { continue };
         let Some(p) = producers[x.0 as usize] else { continue };

@@ -1,10 +1,11 @@
 //! Lowering of rotation and cache stores: what happens to q, k and v between their projections and attention, one launch an
-//! op. All three ops are one kernel, which norms, turns and stores heads, any of these or none.
+//! op. All three ops are one kernel, which norms, turns and stores heads, any of these or none. Where attention does that for
+//! itself (lever `attention_prologue`), there is no launch here.
 
 use super::Lowering;
-use super::attention::{cache_code, values_in_key_order};
+use super::attention::{self, cache_code, values_in_key_order};
 use crate::error::Result;
-use crate::gpu::launch::Ptr;
+use crate::gpu::launch::{Features, Ptr};
 use crate::plan::{CacheSlot, Op, RopeConvention, RopeSpec, ValueId, WeightId};
 use hanzo_kernels::args::QkNormRope;
 
@@ -19,6 +20,11 @@ struct Heads<'a> {
     cache: Option<CacheSlot>,
     rope: Option<&'a RopeSpec>,
     eps: f32,
+}
+
+/// Threads that take a head.
+pub(super) fn threads(d: usize, d_v: usize, features: &Features) -> u32 {
+    (d.max(d_v) as u32).div_ceil(2).next_multiple_of(features.wave).clamp(32, 128)
 }
 
 /// Adds the op's launches; false if the op is not one of this file's.
@@ -36,6 +42,9 @@ pub(super) fn lower(cx: &mut Lowering<'_>, op: &Op) -> Result<bool> {
             rope: None,
             eps: 0.0,
         },
+        Op::QkNormRope { .. } if cx.followers().any(|op| matches!(op, Op::Attention { .. })) => {
+            return attention::with_prologue(cx, op);
+        }
         Op::QkNormRope { q, k, q_norm, k_norm, eps, head_dim, rope, q_out, k_out, store } => Heads {
             d: *head_dim,
             q: Some((*q, *q_norm, *q_out)),
@@ -86,7 +95,7 @@ fn launch(cx: &mut Lowering<'_>, h: &Heads<'_>) -> Result<()> {
     };
     let neox = h.rope.is_none_or(|r| r.convention == RopeConvention::Neox);
     let set = [
-        ("THREADS", (h.d.max(d_v) as u32).div_ceil(2).next_multiple_of(cx.features.wave).clamp(32, 128)),
+        ("THREADS", threads(h.d, d_v, cx.features)),
         ("DQK", h.d as u32),
         ("DV", d_v as u32),
         ("NQ", nq as u32),

@@ -272,3 +272,44 @@ pub(super) fn qk_norm_rope(context: &Context<'_>, sink: Sink<'_>) {
         sink(rotated(&Shape { format: (format, format), ..wide.clone() }, &rope, (true, true), false, "formats", rng));
     }
 }
+
+/// As [`rotated`], one token a step, where only attention reads the queries.
+pub(super) fn prologue(context: &Context<'_>, sink: Sink<'_>) {
+    let rng = &mut context.rng("attention prologue");
+    let mut sink = |s: &Shape, rope: &RopeSpec, norms: (bool, bool), about: &str| {
+        let mut case = rotated(s, rope, norms, about == "factors", about, rng);
+        case.op = "attention";
+        case.plan.outputs.remove(0);
+        sink(case);
+    };
+    let steps = |n: usize| vec![vec![1]; n];
+    let usual = || Shape { steps: steps(3), ..Shape::usual() };
+    let both = (true, true);
+    for convention in CONVENTIONS {
+        for norms in [both, (false, false), (false, true)] {
+            sink(&usual(), &plain(convention, 32), norms, &format!("{convention:?}, norms {norms:?}"));
+        }
+        sink(&usual(), &plain(convention, 12), both, "partial");
+    }
+    let rope = &plain(RopeConvention::Neox, 32);
+    sink(&usual(), rope, (false, false), "factors");
+    sink(&Shape { steps: steps(68), ..usual() }, rope, both, "two splits");
+    sink(&Shape { steps: steps(40), window: Some(17), free_pages: true, ..usual() }, rope, both, "window");
+    sink(&Shape { n_head: 7, n_kv: 1, steps: steps(34), ..usual() }, rope, both, "two groups of threads a key head");
+    let (softcap, scale) = (Some(2.0), 1.0);
+    sink(&Shape { sinks: true, softcap, scale, ..usual() }, rope, both, "softcap and sinks");
+    sink(&Shape { gate: true, mask: Mask::Full, ..usual() }, rope, both, "gate and full mask");
+    sink(&Shape { steps: vec![vec![1, 1], vec![1, 1]], ..usual() }, rope, both, "two sequences");
+    let wide = plain(RopeConvention::Neox, 128);
+    let shape = |format| Shape { d_k: 128, d_v: 128, format: (format, format), steps: steps(34), ..usual() };
+    for format in CACHE_FORMATS {
+        sink(&shape(format), &wide, both, "formats");
+    }
+    sink(&Shape { d_k: 256, d_v: 256, n_kv: 1, ..usual() }, &wide, both, "wide heads");
+    sink(
+        &Shape { d_k: 96, d_v: 96, format: (Format::Q8_0, Format::Q4_0), ..usual() },
+        rope,
+        both,
+        "scales side by side",
+    );
+}

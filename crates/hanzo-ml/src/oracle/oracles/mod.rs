@@ -122,6 +122,11 @@ pub const ORACLES: &[Oracle] = &[
         cases: attention::qk_norm_rope,
     },
     Oracle { name: "attention_numeric", about: "attention over the paged cache", cases: attention::attention },
+    Oracle {
+        name: "attention_prologue_numeric",
+        about: "head norms, rotation, store and attention of one token, where only the end is seen",
+        cases: attention::prologue,
+    },
     Oracle { name: "glu_numeric", about: "gated linear units", cases: elementwise::glu },
     Oracle { name: "elementwise_numeric", about: "functions of single elements", cases: elementwise::elementwise },
     Oracle { name: "columns_concat_numeric", about: "moves: columns, concat, copy", cases: elementwise::moves },
