@@ -344,4 +344,4 @@ fn replace(plan: &mut Plan, remove: &[usize], at: usize, new: crate::plan::Op) {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -369,3 +369,58 @@ fn prefill(cx: &mut Lowering<'_>, s: &Shape, q: ValueId, spec: &AttentionSpec, o
     set.extend([("SINKS", spec.sinks.is_some().into()), ("GATED", spec.gate.is_some().into())]);
     cx.launch(None, &args, &set, [tiles, spec.n_kv as u32, 1])
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::Precision;
+    use crate::gpu::Program;
+    use crate::gpu::launch::Buffer;
+    use crate::levers::{LeverSet, find, tests::layer_plan};
+
+    fn program(tokens: usize, off: &str) -> Program {
+        let options = CompileOptions {
+            levers: LeverSet::default().set(find(off).expect("a lever"), false),
+            bucket: Sizes { n_tokens: tokens, n_seqs: 1, n_out: 1 },
+            precision: Precision::Int8,
+            deterministic: false,
+            n_ctx: 256,
+            eager: None,
+        };
+        let features = Features {
+            wave: 32,
+            half_hw: true,
+            int_dot: true,
+            coop_f16: false,
+            shared_bytes: 48 << 10,
+            max_threads: 1024,
+            prefetch_bytes: 0,
+        };
+        crate::gpu::lower::program(&layer_plan(false), &options, &features, &|_| None).expect("it lowers")
+    }
+
+    fn count(p: &Program, kernel: &str) -> usize {
+        p.launches.iter().filter(|l| l.kernel.op == kernel).count()
+    }
+
+    #[test]
+    fn attention_of_one_token_is_one_launch_and_one_barrier_less_a_layer() {
+        let barriers = |p: &Program| p.barriers.iter().filter(|b| **b).count();
+        let (on, off) = (program(1, "weight_prefetch"), program(1, "attention_prologue"));
+        assert_eq!([count(&on, "qk_norm_rope"), count(&on, "attn_decode")], [0, 2]);
+        assert_eq!([count(&off, "qk_norm_rope"), count(&off, "attn_decode")], [2, 2]);
+        assert_eq!(barriers(&on) + 2, barriers(&off));
+        // It reads and writes its layer's rows: whoever reads them later waits.
+        for l in on.launches.iter().filter(|l| l.kernel.op == "attn_decode") {
+            let keys: Vec<bool> =
+                (l.touches.iter()).filter_map(|t| matches!(t.buffer, Buffer::Keys(..)).then_some(t.write)).collect();
+            assert_eq!(keys, [false, true]);
+        }
+    }
+
+    #[test]
+    fn rows_that_others_may_need_have_a_launch_of_their_own() {
+        assert_eq!(count(&program(2, "weight_prefetch"), "qk_norm_rope"), 2);
+        assert_eq!(count(&program(1, "kv_store"), "qk_norm_rope"), 4);
+    }
+}
