@@ -13,11 +13,13 @@ pub mod cache;
 pub mod host;
 mod layout;
 pub mod run;
+mod shared;
 pub mod tables;
 
 pub use archive::{spirv, spirv_bytes};
 pub use assemble::Target;
 pub use layout::{Layout, layout};
+pub use shared::shared_bytes;
 
 use assemble::{FormatFile, OpFile};
 use hanzo_gguf::Format;

@@ -323,7 +323,12 @@ impl Ready {
     }
 
     /// Constants of attn_decode, and its arguments without anything that it needs to combine.
-    fn splits(&mut self, keys: u32, heads: u32, angles: &[f32]) -> (AttnDecode<u64>, Vec<(&'static str, u32)>, [u32; 3]) {
+    fn splits(
+        &mut self,
+        keys: u32,
+        heads: u32,
+        angles: &[f32],
+    ) -> (AttnDecode<u64>, Vec<(&'static str, u32)>, [u32; 3]) {
         let c = self.case.clone();
         let a = self.at;
         let mut args = AttnDecode {

@@ -53,7 +53,7 @@ fn run(
     groups: [u32; 3],
 ) {
     let mut text = text(Key { op: name, format: Some(format) }, Target::Host).expect("an op of this crate");
-    if name.starts_with("gemm_") && name != "gemm_dot" {
+    if name.starts_with("gemm_") && name != "gemm_dot" && name != "gemm_codes" {
         let words = format!("{}\n// math\n", include_str!("tensor/words.h"));
         text = text.replacen("\n// math\n", &words, 1);
     }
@@ -115,6 +115,16 @@ fn compare(format: Format, terms: u32, moe: bool) {
         let got = memory.u32s(args.y);
         let wrong = want.iter().zip(&got).position(|(w, g)| w != g);
         assert_eq!(wrong, None, "{name} {format} with TERMS {terms}, MOE {moe}: {got:x?} is not {want:x?}");
+    }
+    // The same for codes as floats, at waves of any size.
+    for (wave, threads, bm, bn, tm) in
+        [(1, 64, 16, 32, 2), (8, 256, 64, 64, 4), (32, 64, 32, 32, 4), (64, 64, 16, 32, 2)]
+    {
+        memory.bytes_mut(args.y).fill(0xff);
+        let tile = [("WAVE", wave), ("THREADS", threads), ("BM", bm), ("BN", bn), ("TM", tm), ("TN", 4)];
+        let set: Vec<(&str, u32)> = own.iter().chain(&tile).copied().collect();
+        run("gemm_codes", format, &mut memory, &args, &set, groups(bm, bn));
+        assert!(want == memory.u32s(args.y), "gemm_codes {format} at waves of {wave} with TERMS {terms}, MOE {moe}");
     }
 }
 

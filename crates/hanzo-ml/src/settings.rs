@@ -5,6 +5,7 @@
 
 use crate::cpu::isa::IsaLevel;
 use crate::error::{Error, Result};
+use crate::gpu::Mask;
 use crate::levers::{LEVERS, LeverSet};
 use crate::vulkan::VulkanOptions;
 use std::path::PathBuf;
@@ -18,6 +19,11 @@ pub const VARIABLES: &[(&str, &str)] = &[
     ("HANZO_VK_VALIDATE", "1: run Vulkan under the Khronos validation layer"),
     ("HANZO_VK_PROFILE", "1: `hanzo bench` times every kernel on Vulkan and prints what each test's last step cost"),
     ("HANZO_VK_INT_DOT", "on | off: use the packed int8 dot product, or not, whatever the device says of its speed"),
+    (
+        "HANZO_VK_MASK",
+        "features not to use, so that a lesser device's kernels run: matrix or the name of a matrix unit (coop, coop2), dot, \
+         f16, shared=BYTES, threads=N, joined by commas",
+    ),
     ("HANZO_VK_QUEUE", "compute | graphics: the kind of queue to prefer (default: compute)"),
     (
         "HANZO_VK_PREFETCH",
@@ -39,6 +45,8 @@ pub struct VulkanSettings {
     pub prefetch_bytes: Option<u64>,
     /// Prefer a queue that can also draw.
     pub graphics_queue: bool,
+    /// What lowering is not to use of a device.
+    pub mask: Mask,
 }
 
 impl VulkanSettings {
@@ -49,6 +57,7 @@ impl VulkanSettings {
             int_dot: self.int_dot,
             prefetch_bytes: self.prefetch_bytes,
             graphics_queue: self.graphics_queue,
+            mask: self.mask,
             pipeline_cache,
             ..VulkanOptions::default()
         }
@@ -71,7 +80,13 @@ impl VulkanSettings {
                 }
             },
         };
+        let text = get("HANZO_VK_MASK").unwrap_or_default();
+        let mask = Mask::parse(&text).ok_or_else(|| Error::Setting {
+            name: "HANZO_VK_MASK".into(),
+            what: format!("is `{text}`; expected {}", Mask::WORDS),
+        })?;
         Ok(VulkanSettings {
+            mask,
             validate: choice("HANZO_VK_VALIDATE", "1", "0")?.unwrap_or(false),
             profile: choice("HANZO_VK_PROFILE", "1", "0")?.unwrap_or(false),
             int_dot: choice("HANZO_VK_INT_DOT", "on", "off")?,
@@ -174,6 +189,7 @@ mod tests {
             ("HANZO_VK_INT_DOT", "1", "on or off"),
             ("HANZO_VK_QUEUE", "copy", "graphics or compute"),
             ("HANZO_VK_PREFETCH", "all", "MiB"),
+            ("HANZO_VK_MASK", "coop3", "shared=BYTES"),
         ] {
             let e = read(&[(name, value)]).expect_err(name).to_string();
             assert!(e.contains(name) && e.contains(value) && e.contains(want), "{e}");
@@ -189,8 +205,11 @@ mod tests {
             ("HANZO_VK_INT_DOT", "on"),
             ("HANZO_VK_QUEUE", "graphics"),
             ("HANZO_VK_PREFETCH", "8"),
+            ("HANZO_VK_MASK", "dot,threads=64"),
         ];
+        let mask = Mask { int_dot: true, max_threads: Some(64), ..Mask::default() };
         let want = VulkanSettings {
+            mask,
             validate: true,
             profile: true,
             int_dot: Some(true),

@@ -4,6 +4,7 @@ use std::num::NonZeroUsize;
 
 use anyhow::Context as _;
 use hanzo_gguf::Format;
+use hanzo_ml::gpu::MatrixUnit;
 use serde_json::{Value, json};
 
 use crate::bench::gpu::attention::{self, Attention};
@@ -268,7 +269,7 @@ fn case(
     if experts.is_some_and(|(n, k)| k > n) {
         return Err(Failure::usage("--active is more than --experts").into());
     }
-    let matrices = lab.gpu.features.coop_f16 && lab.gpu.features.wave == 32;
+    let matrices = lab.gpu.features.matrix.has(MatrixUnit::Coop) && lab.gpu.features.wave == 32;
     for &format in &request.formats {
         let case = Case { format, rows, cols, tokens, experts };
         let few = matches!(op, Op::Matvec | Op::MoeMatvec);

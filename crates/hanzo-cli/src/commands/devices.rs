@@ -101,10 +101,14 @@ struct Devices {
 struct Kernel {
     task: &'static str,
     input: &'static str,
+    /// More tokens of a step than these.
+    over: usize,
     /// The most tokens (slots an expert, for experts); none: any number.
     tokens: Option<usize>,
     /// The fewest rows of the matrix.
     rows: usize,
+    /// What a device must have: fast int8 dot products, or a matrix unit by name.
+    needs: &'static str,
     kernel: &'static str,
     constants: Vec<String>,
 }
@@ -191,9 +195,12 @@ fn kernels(json: bool) -> anyhow::Result<()> {
         input: match v.input {
             Input::Int8 => "int8",
             Input::Float => "float",
+            Input::Half => "half",
         },
+        over: v.over,
         tokens: (v.tokens != usize::MAX).then_some(v.tokens),
         rows: v.rows,
+        needs: v.needs.name(),
         kernel: v.kernel,
         constants: v.constants.iter().map(|(name, value)| format!("{name}={value}")).collect(),
     };
@@ -206,13 +213,27 @@ fn kernels(json: bool) -> anyhow::Result<()> {
         ("input", Align::Left),
         ("tokens", Align::Right),
         ("rows", Align::Right),
+        ("needs", Align::Left),
         ("kernel", Align::Left),
         ("constants", Align::Left),
     ]);
     for k in all {
-        let tokens = k.tokens.map_or("any".into(), |n| format!("<= {n}"));
+        let tokens = match (k.over, k.tokens) {
+            (0, None) => "any".into(),
+            (0, Some(n)) => format!("<= {n}"),
+            (over, None) => format!("> {over}"),
+            (over, Some(n)) => format!("> {over}, <= {n}"),
+        };
         let rows = if k.rows == 0 { "any".into() } else { format!(">= {}", k.rows) };
-        table.row(vec![k.task.into(), k.input.into(), tokens, rows, k.kernel.into(), k.constants.join(" ")]);
+        table.row(vec![
+            k.task.into(),
+            k.input.into(),
+            tokens,
+            rows,
+            k.needs.into(),
+            k.kernel.into(),
+            k.constants.join(" "),
+        ]);
     }
     let mut out = output::stdout();
     table.write(&mut out)?;

@@ -52,7 +52,12 @@ fn same(case: Case, turn: Turn) {
     let shared = [("NDIMS", turn.turns as u32), ("NEOX", turn.neox.into())];
     let mut set = r.constants();
     set.retain(|s| ["WAVE", "DV", "KT", "VT", "VKEY"].contains(&s.0));
-    set.extend([("DQK", c.d_k as u32), ("NQ", (c.n_kv * c.group) as u32), ("NK", c.n_kv as u32), ("NV", c.n_kv as u32)]);
+    set.extend([
+        ("DQK", c.d_k as u32),
+        ("NQ", (c.n_kv * c.group) as u32),
+        ("NK", c.n_kv as u32),
+        ("NV", c.n_kv as u32),
+    ]);
     set.extend([("QNORM", turn.norms[0]), ("KNORM", turn.norms[1]), ("KSTORE", 1), ("THREADS", turn.threads)]);
     set.extend(shared);
     launch(&mut r.memory, &norm, &set, [(c.group as u32 + 2) * c.n_kv as u32, 1, 1]);

@@ -1,5 +1,6 @@
 //! Launches: a kernel, its arguments as symbolic pointers, its grid, and the bytes it touches.
 
+pub use super::features::Features;
 use super::step::StepLayout;
 use crate::plan::schedule::Schedule;
 use crate::plan::{Plan, WeightId};
@@ -128,25 +129,6 @@ impl Launch {
         let constants = constants.into_iter().map(|c| c.1).collect();
         Ok(Launch { op, kernel, constants, args: bytes, relocations, groups, touches })
     }
-}
-
-/// What a device can do, as far as lowering cares.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Features {
-    /// Threads of a wave (subgroup); whole waves only. 1: no wave operations.
-    pub wave: u32,
-    /// Half conversions in hardware keep subnormals.
-    pub half_hw: bool,
-    /// Four-way int8 dot products are accelerated. Without, f32 kernels are chosen for matrices of many rows.
-    pub int_dot: bool,
-    /// Cooperative matrix f16 x f16 -> f32 with 16x16x16 tiles.
-    pub coop_f16: bool,
-    /// Workgroup memory, bytes.
-    pub shared_bytes: u32,
-    /// The most threads of a workgroup.
-    pub max_threads: u32,
-    /// Bytes of weights to read ahead beside a stage of attention (lever `weight_prefetch`); 0: the cache is too small for it.
-    pub prefetch_bytes: u64,
 }
 
 /// A Plan lowered for a bucket: what a device runs, again and again, on step buffers that differ.

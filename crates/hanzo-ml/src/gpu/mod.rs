@@ -4,10 +4,12 @@
 //! by one (`vulkan/`). No device handle and no kernel text may enter here.
 
 mod barriers;
+mod features;
 mod launch;
 pub mod lower;
 mod step;
 
 pub use barriers::{barriers, verify};
-pub use launch::{Buffer, Features, Launch, Program, Ptr, Touch};
+pub use features::{Features, Mask, MatrixUnit, MatrixUnits};
+pub use launch::{Buffer, Launch, Program, Ptr, Touch};
 pub use step::{GroupLayout, StepLayout, StepWriter};

@@ -9,7 +9,7 @@ use super::upload;
 use super::weights::{self, VulkanWeights};
 use crate::backend::{Backend, Cache, CompileOptions, Compiled, Executable, Wanted, WeightSource, Weights};
 use crate::error::Result;
-use crate::gpu::{self, Features, Program};
+use crate::gpu::{self, Features, MatrixUnit, MatrixUnits, Program};
 use crate::plan::{Plan, WeightId};
 use hanzo_kernels::Key;
 use std::collections::HashSet;
@@ -67,7 +67,8 @@ impl VulkanBackend {
             .ok_or_else(|| unsupported("these weights were loaded by another backend".into()))
     }
 
-    /// The same device with some features masked: how tests and levers run the kernels of lesser devices.
+    /// The same device with other features, such as some masked: how tests run the kernels of lesser devices. See also
+    /// [`VulkanOptions::mask`].
     pub fn with_features(mut self, features: Features) -> VulkanBackend {
         self.features = features;
         self
@@ -78,18 +79,18 @@ impl VulkanBackend {
 pub(super) fn features(info: &DeviceInfo) -> Features {
     let (min, max) = info.wave_range;
     let choice = info.kind != DeviceKind::Cpu && min <= WAVE && WAVE <= max;
-    Features {
+    let half_tile = (info.matrices.iter())
+        .any(|s| (s.m, s.n, s.k) == (16, 16, 16) && s.input == Component::F16 && s.result == Component::F32);
+    let matrix = if half_tile { MatrixUnits::NONE.with(MatrixUnit::Coop) } else { MatrixUnits::NONE };
+    info.mask.apply(Features {
         wave: if choice { WAVE } else { info.wave },
         half_hw: info.subnormal_halves,
         int_dot: info.int_dot,
-        coop_f16: info
-            .matrices
-            .iter()
-            .any(|s| (s.m, s.n, s.k) == (16, 16, 16) && s.input == Component::F16 && s.result == Component::F32),
+        matrix,
         shared_bytes: info.shared_bytes,
         max_threads: info.max_threads,
         prefetch_bytes: info.prefetch_bytes,
-    }
+    })
 }
 
 /// An op's specialization constants at their defaults, on a device.
@@ -109,8 +110,7 @@ impl Backend for VulkanBackend {
     }
 
     fn staging(&self) -> f64 {
-        // Cooperative matrices read f16.
-        if self.features.coop_f16 { 2f64.powi(-11) } else { 0.0 }
+        self.features.staging()
     }
 
     fn buckets(&self, n_ubatch: usize) -> Vec<usize> {

@@ -8,6 +8,7 @@ use super::memory::Heaps;
 use super::physical::{DeviceInfo, DeviceKind, pick};
 use super::pipelines::Pipelines;
 use crate::error::{Error, Result};
+use crate::gpu::Mask;
 use ash::{ext, khr, vk};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -46,6 +47,8 @@ pub struct VulkanOptions {
     pub pipeline_cache: Option<PathBuf>,
     /// Copy uploads to device memory before they are permuted, as a device with a copy queue does: a test's switch.
     pub staged: bool,
+    /// What lowering is not to use of the device.
+    pub mask: Mask,
     /// Use no copy queue, no host-visible device memory and no cooperative matrices, as if the device had none: a test's
     /// switch for the paths of lesser devices.
     pub plain: bool,
@@ -96,6 +99,7 @@ impl Device {
         if let Some(bytes) = options.prefetch_bytes {
             info.prefetch_bytes = bytes;
         }
+        info.mask = options.mask;
         let raw = create(&instance, physical, &info)?;
         let queue = |family: u32| -> Result<Queue> {
             // SAFETY: the family was asked for with one queue.

@@ -31,4 +31,6 @@ pub use weights::VulkanWeights;
 #[cfg(test)]
 mod executable_tests;
 #[cfg(test)]
+mod masked_tests;
+#[cfg(test)]
 mod tests;

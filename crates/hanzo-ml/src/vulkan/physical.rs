@@ -3,6 +3,7 @@
 use super::error::{NAME, failed, mib, unsupported};
 use super::instance::Instance;
 use crate::error::Result;
+use crate::gpu::Mask;
 use ash::{ext, khr, nv, vk};
 use std::ffi::CStr;
 use std::sync::Arc;
@@ -108,6 +109,8 @@ pub struct DeviceInfo {
     pub transfer_queue: bool,
     /// What this backend needs and does not find; empty if the device can be used.
     pub missing: Vec<&'static str>,
+    /// What of it is not to be used.
+    pub mask: Mask,
     pub(super) vendor_id: u32,
     pub(super) device_id: u32,
     pub(super) driver_version: u32,
@@ -314,6 +317,7 @@ fn describe(instance: &Instance, p: vk::PhysicalDevice) -> Result<DeviceInfo> {
         matrices,
         transfer_queue: families.transfer.is_some(),
         missing: needs.iter().filter(|n| !n.0).map(|n| n.1).collect(),
+        mask: Mask::default(),
         vendor_id: props.vendor_id,
         device_id: props.device_id,
         driver_version: props.driver_version,

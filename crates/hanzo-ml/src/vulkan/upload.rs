@@ -222,7 +222,7 @@ pub(super) fn run(memory: &WeightMemory, jobs: &[Job]) -> Result<()> {
         work();
     });
     failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)?;
-    if memory.stop.load(Ordering::Relaxed) || !features(memory.device.info()).coop_f16 {
+    if memory.stop.load(Ordering::Relaxed) || !features(memory.device.info()).matrix.read_halves() {
         return Ok(());
     }
     row_scales(memory, jobs)
@@ -280,7 +280,7 @@ fn kernels(memory: &WeightMemory, jobs: &[Job], op: &'static str) -> Result<Vec<
 
 /// The kernels that uploading a matrix of this format takes, with their constants.
 pub(super) fn wanted(format: Format, info: &DeviceInfo) -> Vec<(Key, Vec<u32>)> {
-    let ops: &[&'static str] = if features(info).coop_f16 { &[PACK, ROW_SCALE] } else { &[PACK] };
+    let ops: &[&'static str] = if features(info).matrix.read_halves() { &[PACK, ROW_SCALE] } else { &[PACK] };
     ops.iter().map(|op| (Key { op, format: Some(format) }, constants(op, info))).collect()
 }
 

@@ -44,7 +44,7 @@ impl VulkanWeights {
                 }
             });
         }
-        let scales = super::backend::features(device.info()).coop_f16;
+        let scales = super::backend::features(device.info()).matrix.read_halves();
         let (mut buffers, mut floats, mut jobs) = (Vec::new(), Vec::new(), Vec::new());
         let mut total = 0;
         for (i, w) in plan.weights.iter().enumerate() {

@@ -391,7 +391,7 @@ mod tests {
             wave: 32,
             half_hw: true,
             int_dot: true,
-            coop_f16: false,
+            matrix: crate::gpu::MatrixUnits::NONE,
             shared_bytes: 48 << 10,
             max_threads: 1024,
             prefetch_bytes: 0,

@@ -4,13 +4,13 @@
 //! quantizes its few rows in two int8 terms in scratch. A gate and an up whose only reader is a glu run as one kernel with
 //! it (and with the quantization behind it) where [`super::fuse`] says so. Experts share [`contract`] and [`glu`].
 
-use super::variants::{self, Input, Load, Task, Variant};
+use super::variants::{self, Ask, Input, Load, Task, Variant, constant};
 use super::{Lowering, Q8};
 use crate::backend::{CompileOptions, Precision};
 use crate::error::{Error, Result};
 use crate::gpu::launch::{Features, Ptr};
 use crate::plan::{Activation, DType, Dim, GluKind, Member, Op, Plan, ValueId};
-use hanzo_kernels::args::{GemmDot, GemmF32, GluMatvec, Matvec, MatvecF32, Quantize};
+use hanzo_kernels::args::{GemmF32, GluMatvec, Matvec, MatvecF32, Quantize};
 
 /// Adds the op's launches; false if the op is not one of this file's.
 pub(super) fn lower(cx: &mut Lowering<'_>, op: &Op) -> Result<bool> {
@@ -100,12 +100,6 @@ pub(super) struct Experts {
     pub div: u32,
 }
 
-fn constant(variant: &Variant, name: &str) -> u32 {
-    let own = variant.constants.iter().find(|c| c.0 == name).map(|c| c.1);
-    let default = || hanzo_kernels::constants(variant.kernel).into_iter().find(|c| c.0 == name).map(|c| c.1);
-    own.or_else(default).unwrap_or(1)
-}
-
 /// One matrix times the rows of `x`.
 pub(super) fn contract(
     cx: &mut Lowering<'_>,
@@ -121,23 +115,29 @@ pub(super) fn contract(
     let slots = cx.max_rows(m.out) as u32;
     let load =
         Load { tokens: experts.map_or(slots as usize, |e| slots as usize / e.k), experts: experts.map(|e| (e.k, e.n)) };
-    if let Some(tile) = super::coop::tile(cx, task, m, load) {
-        return super::coop::contract(cx, source, x, m, experts, tile);
-    }
-    let Some(v) = variants::choose(task, source.input(), load, w.rows, cx.options.deterministic, cx.features) else {
+    let (input, deterministic) = (source.input(), cx.options.deterministic);
+    let halves = super::tiles::halves_allowed(cx, format);
+    let ask = Ask { task, input, load, rows: w.rows, format: Some(format), halves, deterministic };
+    let Some(v) = variants::pick(&ask, cx.features) else {
         let what = format!("no {} kernel for waves of {}", task.name(), cx.features.wave);
         return Err(Error::Unsupported { backend: "gpu", what });
     };
+    let terms = if task == Task::Head { 2 } else { 1 };
+    if v.input == Input::Half {
+        return super::tiles::halves(cx, v, source, x, m, experts);
+    }
+    if let (true, Source::Int8(q)) = (v.kernel.starts_with("gemm"), source) {
+        return super::tiles::integers(cx, v, q, m, experts, terms);
+    }
     let (weight, bias, y, live) = (cx.weight(m.w)?, cx.optional_vector(m.bias), cx.value(m.out), cx.live(m.out));
     let (div, bias_stride) = (experts.map_or(1, |e| e.div), rows);
-    let terms = if task == Task::Head { 2 } else { 1 };
     let mut set = v.constants.to_vec();
     set.extend([("BIAS", u32::from(m.bias.is_some())), ("MOE", u32::from(experts.is_some()))]);
     let mut threads = variants::threads(v.constants, cx.features);
     let get = |name| constant(v, name);
     let groups = if v.kernel.starts_with("gemm") {
         let token_tiles = match experts {
-            None => (terms * slots).div_ceil(get("BM")),
+            None => slots.div_ceil(get("BM")),
             Some(e) => slots.div_ceil(get("BM")) + e.n as u32,
         };
         [rows.div_ceil(get("BN")), token_tiles, 1]
@@ -171,12 +171,6 @@ pub(super) fn contract(
         ("matvec_f32", Source::Float(x)) => {
             set.push(whole);
             let args = MatvecF32 { w, x, bias, y, live, ids, rows, units, cols, div, bias_stride };
-            cx.launch(Some(format), &args, &set, groups)
-        }
-        ("gemm_dot", Source::Int8(q)) => {
-            set.push(("TERMS", terms));
-            let (xq, xd, xs) = (q.q, q.d, q.s);
-            let args = GemmDot { w, xq, xd, xs, bias, y, live, tiles, order, rows, units, div, bias_stride };
             cx.launch(Some(format), &args, &set, groups)
         }
         ("gemm_f32", Source::Float(x)) => {

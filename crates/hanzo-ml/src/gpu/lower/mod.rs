@@ -5,7 +5,6 @@
 //! level by level, so that launches that need no barrier between them stand together.
 
 mod attention;
-mod coop;
 mod fuse;
 mod linear;
 mod moe_linear;
@@ -14,6 +13,9 @@ mod recurrent;
 mod rope;
 mod route;
 mod rows;
+mod tiles;
+#[cfg(test)]
+mod tiles_tests;
 pub mod variants;
 
 use super::barriers::{barriers, verify};
@@ -36,6 +38,7 @@ pub fn program(
     vector: &dyn Fn(WeightId) -> Option<Vec<f32>>,
 ) -> Result<Program> {
     let plan = quantized(&levers::rewrite(plan, options.levers), options);
+    let features = &features.within(options.levers);
     let leader = fuse::leaders(&plan, options, features);
     let schedule = Schedule::fused(&plan, &options.bucket, &leader);
     let step = StepLayout::new(&plan, options.bucket, options.n_ctx, vector)?;

@@ -210,7 +210,7 @@ fn launch(op: usize, features: &Features, runs: &[Ptr]) -> Result<Launch, String
 mod tests {
     use super::*;
     use crate::backend::Precision;
-    use crate::gpu::Program;
+    use crate::gpu::{MatrixUnits, Program};
     use crate::levers::{LeverSet, find};
     use crate::plan::{DType, Dim, Member, Op};
     use hanzo_gguf::Format;
@@ -249,7 +249,7 @@ mod tests {
             wave: 32,
             half_hw: true,
             int_dot: true,
-            coop_f16: false,
+            matrix: MatrixUnits::NONE,
             shared_bytes: 32768,
             max_threads: 1024,
             prefetch_bytes,

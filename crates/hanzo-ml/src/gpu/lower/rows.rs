@@ -252,7 +252,7 @@ fn copy(cx: &mut Lowering<'_>, a: ValueId, b: Option<ValueId>, first: usize, gat
 mod tests {
     use super::*;
     use crate::backend::{CompileOptions, Precision};
-    use crate::gpu::{Buffer, Launch, Program};
+    use crate::gpu::{Buffer, Launch, MatrixUnits, Program};
     use crate::levers::{LeverSet, find};
     use crate::plan::{DType, Dim, Member, Plan, Sizes};
     use hanzo_gguf::Format;
@@ -261,7 +261,7 @@ mod tests {
         wave: 32,
         half_hw: true,
         int_dot: true,
-        coop_f16: false,
+        matrix: MatrixUnits::NONE,
         shared_bytes: 32768,
         max_threads: 1024,
         prefetch_bytes: 0,

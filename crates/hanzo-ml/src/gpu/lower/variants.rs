@@ -1,10 +1,13 @@
 //! The table of contraction kernels: which one serves which op, input and number of tokens, with which constants.
 //!
-//! The first row that fits is taken. Under `deterministic` there is one row a kind, whatever the number of tokens, so that a
+//! The first row that fits is taken: tiles on matrix units, by what the device has, then the rows that every device can run.
+//! Under `deterministic` there is one row a kind, whatever the number of tokens, so that a
 //! token's sums are the same in every batch. Shapes decide only what leaves the order of sums alone or is the same for
 //! every number of tokens ([`units_in_flight`]). No Plan and no device may enter here.
 
-use crate::gpu::launch::Features;
+use crate::gpu::features::{Features, MatrixUnit};
+use hanzo_gguf::Format;
+use hanzo_kernels::Key;
 
 /// What is contracted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -44,6 +47,38 @@ pub enum Input {
     Int8,
     /// Floats: float weights, and every format under exact precision.
     Float,
+    /// Either, turned to halves, where both operands may be rounded to them.
+    Half,
+}
+
+/// What a device must have for a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// Nothing.
+    Nothing,
+    /// Fast int8 dot products.
+    IntDot,
+    /// A matrix unit, and its wave.
+    Unit(MatrixUnit),
+}
+
+impl Need {
+    /// Its name in listings.
+    pub fn name(self) -> &'static str {
+        match self {
+            Need::Nothing => "",
+            Need::IntDot => "dot",
+            Need::Unit(unit) => unit.name(),
+        }
+    }
+
+    fn met(self, features: &Features) -> bool {
+        match self {
+            Need::Nothing => true,
+            Need::IntDot => features.int_dot,
+            Need::Unit(unit) => features.matrix.has(unit) && features.wave == unit.wave(),
+        }
+    }
 }
 
 /// One row of the table.
@@ -53,6 +88,10 @@ pub struct Variant {
     pub task: Task,
     /// From what.
     pub input: Input,
+    /// What a device must have.
+    pub needs: Need,
+    /// More tokens of a step than these.
+    pub over: usize,
     /// The most tokens it is for (slots an expert gets on average, for the GEMMs of [`Task::Moe`]).
     pub tokens: usize,
     /// The fewest rows of the matrix.
@@ -72,12 +111,69 @@ const fn row(
     kernel: &'static str,
     constants: &'static [(&'static str, u32)],
 ) -> Variant {
-    Variant { task, input, tokens, rows, kernel, constants }
+    let dot = matches!(kernel.as_bytes(), b"gemm_dot");
+    let needs = if dot { Need::IntDot } else { Need::Nothing };
+    Variant { task, input, needs, over: 0, tokens, rows, kernel, constants }
 }
+
+/// A tile on matrix units, for matrices that are worth one.
+const fn tile(
+    task: Task,
+    input: Input,
+    unit: MatrixUnit,
+    tokens: usize,
+    kernel: &'static str,
+    constants: &'static [(&'static str, u32)],
+) -> Variant {
+    Variant { task, input, needs: Need::Unit(unit), over: FEW_FOR_TILES, tokens, rows: 32, kernel, constants }
+}
+
+/// Tokens of a step up to which mat-vecs and small tiles do better than matrix units.
+const FEW_FOR_TILES: usize = 16;
+
+/// Rows of the tensor-core GEMMs of integers: 32 rows of x by 128 of w with four waves, and 64 by 128 with eight.
+const MMA_32: &[(&str, u32)] = &[("THREADS", 128), ("BM", 32), ("BN", 128), ("WM", 1), ("MI", 2), ("NI", 2)];
+const MMA_64: &[(&str, u32)] = &[("THREADS", 256), ("BM", 64), ("BN", 128), ("WM", 2), ("MI", 2), ("NI", 2)];
+/// The same for waves of 64, which are half as many.
+const MFMA_32: &[(&str, u32)] = &[("THREADS", 128), ("BM", 32), ("BN", 128), ("WM", 1), ("MI", 2), ("NI", 4)];
+const MFMA_64: &[(&str, u32)] = &[("THREADS", 256), ("BM", 64), ("BN", 128), ("WM", 2), ("MI", 2), ("NI", 4)];
+const HIGH_32: &[(&str, u32)] = &[("BM", 32)];
+const HIGH_64: &[(&str, u32)] = &[("BM", 64)];
+const HIGH_128: &[(&str, u32)] = &[("BM", 128)];
+
+macro_rules! tiles {
+    ($task:expr) => {
+        [
+            tile($task, Input::Half, MatrixUnit::Coop, 32, "gemm_coop", HIGH_32),
+            tile($task, Input::Half, MatrixUnit::Coop, 64, "gemm_coop", HIGH_64),
+            tile($task, Input::Half, MatrixUnit::Coop, ANY, "gemm_coop", HIGH_128),
+            tile($task, Input::Int8, MatrixUnit::MmaInt8, 32, "gemm_mma", MMA_32),
+            tile($task, Input::Int8, MatrixUnit::MmaInt8, ANY, "gemm_mma", MMA_64),
+            tile($task, Input::Int8, MatrixUnit::Wmma, 32, "gemm_wmma", MMA_32),
+            tile($task, Input::Int8, MatrixUnit::Wmma, ANY, "gemm_wmma", MMA_64),
+            tile($task, Input::Int8, MatrixUnit::Mfma, 32, "gemm_mfma", MFMA_32),
+            tile($task, Input::Int8, MatrixUnit::Mfma, ANY, "gemm_mfma", MFMA_64),
+            tile($task, Input::Half, MatrixUnit::Simdgroup, 16, "gemm_simd", &[("BM", 16)]),
+            tile($task, Input::Half, MatrixUnit::Simdgroup, ANY, "gemm_simd", HIGH_32),
+        ]
+    };
+}
+
+/// Tiles on matrix units: the same rows for one matrix and for experts.
+const TILES: [[Variant; 11]; 2] = [tiles!(Task::Linear), tiles!(Task::Moe)];
+
+/// The head's activations are integers in two terms, which tiles of integers add up.
+const HEAD_TILES: [Variant; 3] = [
+    tile(Task::Head, Input::Int8, MatrixUnit::MmaInt8, ANY, "gemm_mma", MMA_64),
+    tile(Task::Head, Input::Int8, MatrixUnit::Wmma, ANY, "gemm_wmma", MMA_64),
+    tile(Task::Head, Input::Int8, MatrixUnit::Mfma, ANY, "gemm_mfma", MFMA_64),
+];
 
 const TILE_16: &[(&str, u32)] = &[("THREADS", 64), ("BM", 16), ("BN", 32), ("TM", 2), ("TN", 4), ("BU", 4)];
 const TILE_32: &[(&str, u32)] = &[("THREADS", 128), ("BM", 32), ("BN", 64), ("TM", 4), ("TN", 4), ("BU", 2)];
 const TILE_64: &[(&str, u32)] = &[("THREADS", 256), ("BM", 64), ("BN", 64), ("TM", 4), ("TN", 4), ("BU", 2)];
+const CODES_16: &[(&str, u32)] = FLOATS_16;
+const CODES_64: &[(&str, u32)] = FLOATS_64;
 const FLOATS_16: &[(&str, u32)] = &[("THREADS", 64), ("BM", 16), ("BN", 32), ("TM", 2), ("TN", 4)];
 /// For matrices of so few rows that larger tiles leave most of a device idle.
 const FLOATS_FEW: &[(&str, u32)] = &[("THREADS", 64), ("BM", 16), ("BN", 16), ("TM", 2), ("TN", 2)];
@@ -93,6 +189,11 @@ pub const VARIANTS: &[Variant] = &[
     row(Task::Linear, Input::Int8, (16, 0), "gemm_dot", TILE_16),
     row(Task::Linear, Input::Int8, (40, 0), "gemm_dot", TILE_32),
     row(Task::Linear, Input::Int8, (ANY, 0), "gemm_dot", TILE_64),
+    row(Task::Linear, Input::Int8, (ANY, 0), "gemm_dot", TILE_32),
+    row(Task::Linear, Input::Int8, (ANY, 0), "gemm_dot", TILE_16),
+    row(Task::Linear, Input::Int8, (16, 0), "gemm_codes", CODES_16),
+    row(Task::Linear, Input::Int8, (ANY, 0), "gemm_codes", CODES_64),
+    row(Task::Linear, Input::Int8, (ANY, 0), "gemm_codes", CODES_16),
     row(Task::Head, Input::Int8, (1, 0), "matvec", &[("ROWS", 4)]),
     row(Task::Head, Input::Int8, (2, 0), "matvec", &[("TOKENS", 2), ("ROWS", 2)]),
     row(Task::Head, Input::Int8, (4, 0), "matvec", &[("TOKENS", 4), ("ROWS", 2)]),
@@ -100,18 +201,28 @@ pub const VARIANTS: &[Variant] = &[
     row(Task::Head, Input::Int8, (8, 0), "matvec", &[("TOKENS", 2), ("ROWS", 2)]),
     row(Task::Head, Input::Int8, (20, 0), "gemm_dot", TILE_32),
     row(Task::Head, Input::Int8, (ANY, 0), "gemm_dot", TILE_64),
+    row(Task::Head, Input::Int8, (ANY, 0), "gemm_dot", TILE_32),
+    row(Task::Head, Input::Int8, (ANY, 0), "gemm_codes", CODES_64),
+    row(Task::Head, Input::Int8, (ANY, 0), "gemm_codes", CODES_16),
     row(Task::Linear, Input::Float, (1, 0), "matvec_f32", &[("ROWS", 1)]),
     row(Task::Linear, Input::Float, (2, 0), "matvec_f32", &[("TOKENS", 2), ("ROWS", 1)]),
     row(Task::Linear, Input::Float, (4, 0), "matvec_f32", &[("TOKENS", 4), ("ROWS", 1)]),
     row(Task::Linear, Input::Float, (16, 1024), "gemm_f32", FLOATS_16),
     row(Task::Linear, Input::Float, (ANY, 1024), "gemm_f32", FLOATS_64),
+    row(Task::Linear, Input::Float, (ANY, 1024), "gemm_f32", FLOATS_16),
     row(Task::Linear, Input::Float, (32, 0), "matvec_f32", &[("TOKENS", 4), ("ROWS", 1)]),
     row(Task::Linear, Input::Float, (ANY, 0), "gemm_f32", FLOATS_FEW),
     row(Task::Moe, Input::Int8, (12, 0), "gemm_dot", TILE_16),
     row(Task::Moe, Input::Int8, (40, 0), "gemm_dot", TILE_32),
     row(Task::Moe, Input::Int8, (ANY, 0), "gemm_dot", TILE_64),
+    row(Task::Moe, Input::Int8, (ANY, 0), "gemm_dot", TILE_32),
+    row(Task::Moe, Input::Int8, (ANY, 0), "gemm_dot", TILE_16),
+    row(Task::Moe, Input::Int8, (12, 0), "gemm_codes", CODES_16),
+    row(Task::Moe, Input::Int8, (ANY, 0), "gemm_codes", CODES_64),
+    row(Task::Moe, Input::Int8, (ANY, 0), "gemm_codes", CODES_16),
     row(Task::Moe, Input::Float, (12, 0), "gemm_f32", FLOATS_16),
     row(Task::Moe, Input::Float, (ANY, 0), "gemm_f32", FLOATS_64),
+    row(Task::Moe, Input::Float, (ANY, 0), "gemm_f32", FLOATS_16),
     row(Task::Glu, Input::Int8, (1, 0), "glu_matvec", &[("ROWS", 1)]),
     row(Task::Glu, Input::Int8, (2, 0), "glu_matvec", &[("TOKENS", 2), ("ROWS", 1)]),
     row(Task::Glu, Input::Int8, (4, 0), "glu_matvec", &[("TOKENS", 4), ("ROWS", 1)]),
@@ -128,7 +239,7 @@ const MOE_SLOTS: [Variant; 2] = [
     row(Task::Moe, Input::Float, (FEW_TOKENS, 0), "matvec_f32", &[("ROWS", 1)]),
 ];
 
-/// What serves every number of tokens where results must not depend on it.
+/// What serves every number of tokens where results must not depend on it, and where nothing else fits.
 const PINNED: [Variant; 5] = [
     row(Task::Linear, Input::Int8, (ANY, 0), "matvec", &[("TOKENS", 4), ("ROWS", 2)]),
     row(Task::Head, Input::Int8, (ANY, 0), "matvec", &[("TOKENS", 4), ("ROWS", 2)]),
@@ -146,7 +257,74 @@ pub struct Load {
     pub experts: Option<(usize, usize)>,
 }
 
-/// The variant for a matrix of `rows` rows; none where no kernel does the task for so many tokens.
+/// What a contraction asks for.
+#[derive(Clone, Copy, Debug)]
+pub struct Ask {
+    /// What it computes.
+    pub task: Task,
+    /// From what: [`Input::Int8`] or [`Input::Float`].
+    pub input: Input,
+    /// For how many tokens.
+    pub load: Load,
+    /// Rows of the matrix.
+    pub rows: usize,
+    /// The format of the matrix, whose codebook takes room; none: not known.
+    pub format: Option<Format>,
+    /// May both operands be rounded to halves?
+    pub halves: bool,
+    /// Must a token's sums be the same in every batch?
+    pub deterministic: bool,
+}
+
+/// The variant for a contraction; none where no kernel does the task for so many tokens.
+pub fn pick(ask: &Ask, features: &Features) -> Option<&'static Variant> {
+    let fits = |v: &&Variant, tokens: usize| {
+        let input = v.input == ask.input || v.input == Input::Half && ask.halves;
+        v.task == ask.task
+            && input
+            && tokens <= v.tokens
+            && ask.load.tokens > v.over
+            && ask.rows >= v.rows
+            && runs(v, ask.format, features)
+    };
+    let pinned = || PINNED.iter().find(|v| fits(v, ask.load.tokens));
+    if ask.deterministic {
+        return pinned();
+    }
+    let found = match (ask.task, ask.load.experts) {
+        (Task::Moe, Some((k, experts))) => {
+            let average = (ask.load.tokens * k).div_ceil(experts.max(1));
+            let slots = MOE_SLOTS.iter().find(|v| fits(v, ask.load.tokens));
+            slots.or_else(|| many().find(|v| fits(v, average)))
+        }
+        _ => many().find(|v| fits(v, ask.load.tokens)),
+    };
+    // Mat-vecs run in waves of any size, tiles do not.
+    found.or_else(pinned)
+}
+
+/// Can a device run it? A tile's threads are fixed: whole waves, and not more than there may be; and its workgroup memory must
+/// be there. Mat-vecs take any number of threads.
+fn runs(v: &Variant, format: Option<Format>, features: &Features) -> bool {
+    if !v.kernel.starts_with("gemm") {
+        return v.needs.met(features);
+    }
+    let threads = constant(v, "THREADS");
+    let bytes = || hanzo_kernels::shared_bytes(Key { op: v.kernel, format }, v.constants);
+    v.needs.met(features)
+        && threads.is_multiple_of(features.wave)
+        && (features.wave..=most_threads(features)).contains(&threads)
+        && bytes().is_some_and(|n| n <= u64::from(features.shared_bytes))
+}
+
+/// A row's value of a constant: its own, or the kernel's default; 1 if there is none of that name.
+pub fn constant(v: &Variant, name: &str) -> u32 {
+    let own = v.constants.iter().find(|c| c.0 == name).map(|c| c.1);
+    let default = || hanzo_kernels::constants(v.kernel).into_iter().find(|c| c.0 == name).map(|c| c.1);
+    own.or_else(default).unwrap_or(1)
+}
+
+/// As [`pick`], with operands as they are.
 pub fn choose(
     task: Task,
     input: Input,
@@ -155,27 +333,7 @@ pub fn choose(
     deterministic: bool,
     features: &Features,
 ) -> Option<&'static Variant> {
-    let fits = |v: &&Variant, tokens: usize| {
-        // A tile's threads are fixed: whole waves, and not more than there may be. Mat-vecs take any number.
-        let tile = v.kernel.starts_with("gemm");
-        let threads = v.constants.iter().find(|c| c.0 == "THREADS").map_or(features.wave, |c| c.1);
-        let runs = !tile || (features.wave..=most_threads(features)).contains(&threads);
-        (v.task, v.input) == (task, input) && tokens <= v.tokens && rows >= v.rows && runs
-    };
-    let pinned = || PINNED.iter().find(|v| fits(v, load.tokens));
-    if deterministic {
-        return pinned();
-    }
-    let found = match (task, load.experts) {
-        (Task::Moe, Some((k, experts))) => {
-            let average = (load.tokens * k).div_ceil(experts.max(1));
-            let slots = MOE_SLOTS.iter().find(|v| fits(v, load.tokens));
-            slots.or_else(|| VARIANTS.iter().find(|v| fits(v, average)))
-        }
-        _ => VARIANTS.iter().find(|v| fits(v, load.tokens)),
-    };
-    // Mat-vecs run in waves of any size, tiles do not.
-    found.or_else(pinned)
+    pick(&Ask { task, input, load, rows, format: None, halves: false, deterministic }, features)
 }
 
 /// Units that a lane should have in flight: up to four, if at most a quarter of the turns is spent beyond the row's end.
@@ -209,17 +367,18 @@ pub fn most_threads(features: &Features) -> u32 {
 
 /// Every variant in the order of choice, for listings.
 pub fn all() -> impl Iterator<Item = &'static Variant> {
-    MOE_SLOTS.iter().chain(VARIANTS)
+    MOE_SLOTS.iter().chain(many())
+}
+
+/// The rows for any number of tokens.
+fn many() -> impl Iterator<Item = &'static Variant> {
+    TILES.iter().flatten().chain(&HEAD_TILES).chain(VARIANTS)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn constant(v: &Variant, name: &str) -> u32 {
-        let default = || hanzo_kernels::constants(v.kernel).into_iter().find(|c| c.0 == name).map(|c| c.1);
-        v.constants.iter().find(|c| c.0 == name).map(|c| c.1).or_else(default).unwrap_or(1)
-    }
+    use crate::gpu::features::MatrixUnits;
 
     #[test]
     fn every_constant_is_one_of_its_kernel() {
@@ -234,10 +393,21 @@ mod tests {
     #[test]
     fn tiles_add_up() {
         for v in all().filter(|v| v.kernel.starts_with("gemm")) {
+            if let Need::Unit(unit) = v.needs {
+                // Half tiles are laid out by their kernels alone.
+                if v.input == Input::Int8 {
+                    let [threads, bm, bn, wm, mi, ni] =
+                        ["THREADS", "BM", "BN", "WM", "MI", "NI"].map(|name| constant(v, name));
+                    assert_eq!((threads, bm), (unit.wave() * wm * (bn / 16 / ni), wm * mi * 16), "{v:?}");
+                    assert!((bm + bn) * constant(v, "BU") <= 4 * threads, "{v:?}");
+                }
+                continue;
+            }
             let [threads, bm, bn, tm, tn] = ["THREADS", "BM", "BN", "TM", "TN"].map(|name| constant(v, name));
             assert_eq!(threads, (bm / tm) * (bn / tn), "{v:?}");
             assert!(tm * tn <= 16 && tm.is_multiple_of(2), "{v:?}");
-            assert!((bm + bn) * constant(v, "BU") <= 4 * threads, "{v:?}");
+            let items = if v.kernel == "gemm_dot" { (bm + bn) * constant(v, "BU") } else { bm + bn };
+            assert!(items <= 4 * threads, "{v:?}");
         }
     }
 
@@ -248,7 +418,7 @@ mod tests {
                 wave,
                 half_hw: false,
                 int_dot: true,
-                coop_f16: false,
+                matrix: MatrixUnits::NONE,
                 shared_bytes: 32768,
                 max_threads: 256,
                 prefetch_bytes: 0,
@@ -273,7 +443,7 @@ mod tests {
             wave,
             half_hw: false,
             int_dot: true,
-            coop_f16: false,
+            matrix: MatrixUnits::NONE,
             shared_bytes: 32768,
             max_threads: 256,
             prefetch_bytes: 0,
