@@ -294,7 +294,7 @@ fn case(
             continue;
         }
         for kernel in kernels {
-            if kernel == "gemm_coop" {
+            if kernel.starts_with("gemm_coop") {
                 ready.prepare_halves(&lab.gpu)?;
             }
             one(lab, flags, &what, &ready.with(kernel), roof, lines)?;

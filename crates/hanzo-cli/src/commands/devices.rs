@@ -172,6 +172,10 @@ fn gpu(d: DeviceInfo) -> Gpu {
     ];
     let mut features: Vec<String> = flags.iter().filter(|f| f.1).map(|f| f.0.to_string()).collect();
     features.extend(d.matrices.iter().map(|m| format!("{:?}-{:?}:{}x{}x{}", m.input, m.result, m.m, m.n, m.k)));
+    if let Some(w) = &d.workgroup_matrices {
+        features.push(format!("workgroup matrices up to {}, {} bytes kept", w.max_dimension, w.reserved_shared));
+        features.extend(w.shapes.iter().map(|(m, n, k, threads)| format!("F16-F32:{m}x{n}x{k} of {threads}")));
+    }
     let (major, minor, patch) = d.api;
     Gpu {
         device: format!("vulkan:{}", d.index),

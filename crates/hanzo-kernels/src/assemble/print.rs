@@ -55,6 +55,10 @@ pub fn print(
     let entry = match target {
         Target::Glsl => {
             out.push_str("#version 460\n");
+            // Matrices of a workgroup: kernels that use them say so by what they call.
+            if op.body.contains("coopMatPerElementNV") {
+                out.push_str("#extension GL_NV_cooperative_matrix2 : require\n");
+            }
             glsl(&mut out, op, format, prelude, grid, table_words)
         }
         _ => {

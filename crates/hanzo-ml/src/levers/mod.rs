@@ -170,6 +170,16 @@ pub const LEVERS: &[Lever] = &[
         kind: LeverKind::Variant,
     },
     Lever {
+        id: "coop2",
+        reason: "tiles of x and w are matrices of a whole workgroup, cut into waves by the driver: one barrier a step, x straight from memory",
+        regimes: &[Regime::ComputePrefill],
+        backends: &["vulkan"],
+        oracle: "qgemm_unified_numeric",
+        default_on: false,
+        changes_layout: false,
+        kind: LeverKind::Variant,
+    },
+    Lever {
         id: "attention_quantize",
         reason: "attention's last launch quantizes its rows for the output projection: one launch less a layer",
         regimes: &[Regime::LaunchDecode],

@@ -1,6 +1,7 @@
 //! A Vulkan device as a [`Backend`].
 
 use super::cache::VulkanCache;
+use super::coop2::WorkgroupMatrices;
 use super::device::{Device, VulkanOptions};
 use super::error::{NAME, unsupported};
 use super::executable::VulkanExecutable;
@@ -9,6 +10,7 @@ use super::upload;
 use super::weights::{self, VulkanWeights};
 use crate::backend::{Backend, Cache, CompileOptions, Compiled, Executable, Wanted, WeightSource, Weights};
 use crate::error::Result;
+use crate::gpu::lower::variants::COOP2_RESERVED;
 use crate::gpu::{self, Features, MatrixUnit, MatrixUnits, Program};
 use crate::plan::{Plan, WeightId};
 use hanzo_kernels::Key;
@@ -81,7 +83,15 @@ pub(super) fn features(info: &DeviceInfo) -> Features {
     let choice = info.kind != DeviceKind::Cpu && min <= WAVE && WAVE <= max;
     let half_tile = (info.matrices.iter())
         .any(|s| (s.m, s.n, s.k) == (16, 16, 16) && s.input == Component::F16 && s.result == Component::F32);
-    let matrix = if half_tile { MatrixUnits::NONE.with(MatrixUnit::Coop) } else { MatrixUnits::NONE };
+    // What `gemm_coop2` multiplies in a step, at its largest.
+    let wide = |w: &WorkgroupMatrices| w.takes((128, 128, 64), 256, COOP2_RESERVED);
+    let mut matrix = MatrixUnits::NONE;
+    if half_tile {
+        matrix = matrix.with(MatrixUnit::Coop);
+    }
+    if info.optional.cooperative_matrix && info.workgroup_matrices.as_ref().is_some_and(wide) {
+        matrix = matrix.with(MatrixUnit::Coop2);
+    }
     info.mask.apply(Features {
         wave: if choice { WAVE } else { info.wave },
         half_hw: info.subnormal_halves,

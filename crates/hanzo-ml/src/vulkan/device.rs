@@ -2,6 +2,7 @@
 //! Memory is in `memory`, pipelines in `pipelines`, recording in `commands`.
 
 use super::commands::OneShots;
+use super::coop2;
 use super::error::{NAME, device as broken, failed};
 use super::instance::Instance;
 use super::memory::Heaps;
@@ -92,6 +93,7 @@ impl Device {
             info.rebar = false;
             info.optional.cooperative_matrix = false;
             info.matrices.clear();
+            info.workgroup_matrices = None;
         }
         if let Some(on) = options.int_dot {
             info.int_dot = on;
@@ -309,6 +311,7 @@ fn create(instance: &Instance, physical: vk::PhysicalDevice, info: &DeviceInfo) 
         (o.memory_budget, ext::memory_budget::NAME),
         (o.device_fault, ext::device_fault::NAME),
         (o.cooperative_matrix, khr::cooperative_matrix::NAME),
+        (info.workgroup_matrices.is_some(), coop2::NAME),
         (o.memory_priority, ext::memory_priority::NAME),
         (o.portability_subset, khr::portability_subset::NAME),
     ];
@@ -332,6 +335,7 @@ fn create(instance: &Instance, physical: vk::PhysicalDevice, info: &DeviceInfo) 
         .maintenance4(o.maintenance4);
     let mut fault = vk::PhysicalDeviceFaultFeaturesEXT::default().device_fault(true);
     let mut matrix = vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default().cooperative_matrix(true);
+    let mut wide = coop2::Features::new(true);
     let mut priority = vk::PhysicalDeviceMemoryPriorityFeaturesEXT::default().memory_priority(true);
     let families = [Some(info.families.compute), info.families.transfer];
     let queues: Vec<_> = families
@@ -351,6 +355,9 @@ fn create(instance: &Instance, physical: vk::PhysicalDevice, info: &DeviceInfo) 
     }
     if o.cooperative_matrix {
         make = make.push_next(&mut matrix);
+    }
+    if info.workgroup_matrices.is_some() {
+        make = make.push_next(&mut wide);
     }
     if o.memory_priority {
         make = make.push_next(&mut priority);

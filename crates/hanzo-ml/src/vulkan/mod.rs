@@ -7,6 +7,7 @@ mod backend;
 mod cache;
 pub mod chain;
 mod commands;
+mod coop2;
 mod device;
 mod error;
 mod executable;
@@ -22,6 +23,7 @@ mod weights;
 
 pub use backend::VulkanBackend;
 pub use cache::VulkanCache;
+pub use coop2::WorkgroupMatrices;
 pub use device::{Device, VulkanOptions};
 pub use executable::VulkanExecutable;
 pub use instance::Instance;

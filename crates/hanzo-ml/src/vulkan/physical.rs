@@ -1,5 +1,6 @@
 //! The GPUs of this system: what they are, what they can do, what this backend misses in them. Creates nothing.
 
+use super::coop2::{self, WorkgroupMatrices};
 use super::error::{NAME, failed, mib, unsupported};
 use super::instance::Instance;
 use crate::error::Result;
@@ -105,6 +106,8 @@ pub struct DeviceInfo {
     pub subnormal_halves: bool,
     /// Cooperative-matrix products of a subgroup.
     pub matrices: Vec<MatrixShape>,
+    /// Matrices of a whole workgroup (NV_cooperative_matrix2), if there are any.
+    pub workgroup_matrices: Option<WorkgroupMatrices>,
     /// A queue family that only copies.
     pub transfer_queue: bool,
     /// What this backend needs and does not find; empty if the device can be used.
@@ -213,12 +216,16 @@ fn describe(instance: &Instance, p: vk::PhysicalDevice) -> Result<DeviceInfo> {
     let mut matrix = vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default();
     let mut fault = vk::PhysicalDeviceFaultFeaturesEXT::default();
     let mut priority = vk::PhysicalDeviceMemoryPriorityFeaturesEXT::default();
+    let mut wide = coop2::Features::new(false);
     let mut features = vk::PhysicalDeviceFeatures2::default();
     if modern {
         features = features.push_next(&mut f11).push_next(&mut f12).push_next(&mut f13);
     }
     if coop {
         features = features.push_next(&mut matrix);
+    }
+    if coop && has(coop2::NAME) {
+        features = features.push_next(&mut wide);
     }
     if has(ext::device_fault::NAME) {
         features = features.push_next(&mut fault);
@@ -264,6 +271,7 @@ fn describe(instance: &Instance, p: vk::PhysicalDevice) -> Result<DeviceInfo> {
     };
 
     let matrices = if coop && matrix.cooperative_matrix == vk::TRUE { shapes(instance, p)? } else { Vec::new() };
+    let workgroup_matrices = if wide.enough() { coop2::query(instance, p) } else { None };
     let yes = |b: vk::Bool32| b == vk::TRUE;
     use vk::SubgroupFeatureFlags as S;
     let subgroup = S::BASIC | S::ARITHMETIC | S::SHUFFLE | S::BALLOT;
@@ -315,6 +323,7 @@ fn describe(instance: &Instance, p: vk::PhysicalDevice) -> Result<DeviceInfo> {
         f16: yes(f12.shader_float16) && yes(f11.storage_buffer16_bit_access),
         subnormal_halves: yes(p12.shader_denorm_preserve_float16),
         matrices,
+        workgroup_matrices,
         transfer_queue: families.transfer.is_some(),
         missing: needs.iter().filter(|n| !n.0).map(|n| n.1).collect(),
         mask: Mask::default(),
@@ -407,6 +416,7 @@ impl std::fmt::Display for DeviceInfo {
             (self.int_dot, "int8 dot"),
             (self.f16, "f16"),
             (!self.matrices.is_empty(), "cooperative matrix"),
+            (self.workgroup_matrices.is_some(), "cooperative matrix 2"),
             (self.rebar, "ReBAR"),
             (self.transfer_queue, "transfer queue"),
         ] {

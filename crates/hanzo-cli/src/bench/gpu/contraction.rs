@@ -254,6 +254,7 @@ impl Subject for WithKernel<'_> {
             return Ok([rows.div_ceil(span), slots.div_ceil(tokens), 1]);
         }
         let (bm, bn) = (c.get("BM"), if self.kernel == "gemm_coop" { 128 } else { c.get("BN") });
+        let halves = self.kernel.starts_with("gemm_coop");
         if !HEIGHTS.contains(&bm) || bn == 0 {
             return Err(format!("BM is one of {HEIGHTS:?}"));
         }
@@ -261,6 +262,13 @@ impl Subject for WithKernel<'_> {
             // A wave has at least 16 rows of x.
             if !(threads == 256 || threads == 512) || bm < 32 || 8 * bm < threads {
                 return Err("THREADS is 256 or 512 and BM at least 32 and THREADS / 8".into());
+            }
+        } else if self.kernel == "gemm_coop2" {
+            // Each thread brings in up to four units of w and eight runs of x.
+            let fits = threads.is_power_of_two() && bn * 2 <= 4 * threads && bm <= threads && bm.is_multiple_of(16);
+            let [stage, double] = ["STAGE", "DOUBLE"].map(|n| c.get(n));
+            if !fits || !(bn == 64 || bn == 128) || stage > 1 || !(1..=2).contains(&double) {
+                return Err("BN is 64 or 128, BM and BN / 2 at most THREADS, STAGE 0 or 1, DOUBLE 1 or 2".into());
             }
         } else {
             let [tm, tn, bu] = ["TM", "TN", "BU"].map(|n| c.get(n));
@@ -271,7 +279,7 @@ impl Subject for WithKernel<'_> {
         }
         let more = case.experts.map_or(0, |e| e.0 as u32);
         let (across, tiles) = (rows.div_ceil(bn), slots.div_ceil(bm) + more);
-        Ok(if self.kernel == "gemm_coop" { [tiles, across, 1] } else { [across, tiles, 1] })
+        Ok(if halves { [tiles, across, 1] } else { [across, tiles, 1] })
     }
 
     fn copies(&self) -> usize {
@@ -330,7 +338,7 @@ impl Subject for WithKernel<'_> {
         let y = gpu.read(&it.y)?;
         let x = if self.reads_floats() { &it.acts.floats } else { &it.acts.quantized };
         // Accumulation in f32; inputs as halves for matrix units.
-        let part = if self.kernel == "gemm_coop" { 2f64.powi(-10) } else { 2f64.powi(-18) };
+        let part = if self.kernel.starts_with("gemm_coop") { 2f64.powi(-10) } else { 2f64.powi(-18) };
         let mut check = Check::default();
         let slots = it.case.slots();
         let some = |n: usize, of: usize| (0..n).map(move |i| i * (of - 1) / (n - 1).max(1));
@@ -368,6 +376,11 @@ impl Subject for WithKernel<'_> {
         ];
         match self.kernel {
             "gemm_coop" => vec![axis("BM", &[32, 64, 128]), axis("THREADS", &[256, 512])],
+            "gemm_coop2" => {
+                let memory = |(stage, double): (u32, u32)| vec![("STAGE", stage), ("DOUBLE", double)];
+                let memories = [(0, 2), (0, 1), (1, 1)].map(memory).to_vec();
+                vec![memories, axis("BM", &[64, 128]), axis("BN", &[64, 128]), axis("THREADS", &[128, 256, 512])]
+            }
             "gemm_f32" => vec![tiles.map(tile).to_vec()],
             k if k.starts_with("gemm") => vec![tiles.map(tile).to_vec(), axis("BU", &[1, 2, 4])],
             _ => {

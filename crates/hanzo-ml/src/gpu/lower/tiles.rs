@@ -13,7 +13,9 @@ use crate::error::{Error, Result};
 use crate::gpu::launch::Ptr;
 use crate::plan::{Member, ValueId};
 use hanzo_gguf::Format;
-use hanzo_kernels::args::{GemmCodes, GemmCoop, GemmDot, GemmMfma, GemmMma, GemmSimd, GemmWmma, Q8ToHalf, RowsToHalf};
+use hanzo_kernels::args::{
+    GemmCodes, GemmCoop, GemmCoop2, GemmDot, GemmMfma, GemmMma, GemmSimd, GemmWmma, Q8ToHalf, RowsToHalf,
+};
 
 /// May the operands of this matrix be rounded to halves?
 pub(super) fn halves_allowed(cx: &Lowering<'_>, format: Format) -> bool {
@@ -93,6 +95,7 @@ pub(super) fn halves(
     }
     match v.kernel {
         "gemm_coop" => launch!(GemmCoop, 128),
+        "gemm_coop2" => launch!(GemmCoop2, constant(v, "BN")),
         "gemm_simd" => launch!(GemmSimd, 64),
         kernel => Err(unknown(kernel)),
     }

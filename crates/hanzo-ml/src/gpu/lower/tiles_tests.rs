@@ -115,6 +115,34 @@ fn every_backends_own_tile_is_launched_for_its_device() {
 }
 
 #[test]
+fn matrices_of_a_workgroup_are_a_lever_and_fall_back_to_those_of_a_wave() {
+    let both = MatrixUnits::NONE.with(MatrixUnit::Coop).with(MatrixUnit::Coop2);
+    let f = Features { matrix: both, ..Features::cuda(90) };
+    assert_eq!(gemm(&lowered(&f, Format::Q4_K, 300, 0)).kernel.op, "gemm_coop");
+    let ask = |task, format, tokens, experts: Option<(usize, usize)>| {
+        let load = Load { tokens, experts };
+        let ask = Ask {
+            task,
+            input: Input::Int8,
+            load,
+            rows: 4096,
+            format: Some(format),
+            halves: true,
+            deterministic: false,
+        };
+        let v = pick(&ask, &f).expect("a kernel");
+        (v.kernel, constant(v, "DOUBLE"))
+    };
+    assert_eq!(ask(Task::Linear, Format::Q4_K, 512, None), ("gemm_coop2", 2));
+    // Two halves and 8 KiB of codebook are too much.
+    assert_eq!(ask(Task::Linear, Format::IQ1_S, 512, None), ("gemm_coop2", 1));
+    assert_eq!(ask(Task::Moe, Format::Q4_K, 512, Some((8, 8))), ("gemm_coop2", 1));
+    assert_eq!(ask(Task::Linear, Format::Q4_K, 64, None).0, "gemm_coop");
+    let less = f.within(LeverSet::default());
+    assert!(less.matrix.has(MatrixUnit::Coop) && !less.matrix.has(MatrixUnit::Coop2));
+}
+
+#[test]
 fn each_masked_feature_chooses_the_next_row() {
     let chosen = |features: &Features, mask: &str, input, tokens| {
         let features = Mask::parse(mask).expect("a mask").apply(features.clone());

@@ -162,6 +162,21 @@ macro_rules! tiles {
 /// Tiles on matrix units: the same rows for one matrix and for experts.
 const TILES: [[Variant; 11]; 2] = [tiles!(Task::Linear), tiles!(Task::Moe)];
 
+/// Tiles on matrices of a workgroup: lever `coop2`, and only where a whole tile is worth it. Experts' rows of x are gathered into
+/// workgroup memory, which leaves room for one of each tile.
+const WIDE_TILES: [Variant; 3] = [
+    wide(Task::Linear, &[("BM", 128), ("DOUBLE", 2)]),
+    wide(Task::Linear, &[("BM", 128), ("DOUBLE", 1)]),
+    wide(Task::Moe, &[("BM", 128), ("DOUBLE", 1), ("MOE", 1)]),
+];
+
+const fn wide(task: Task, constants: &'static [(&'static str, u32)]) -> Variant {
+    Variant { over: 64, ..tile(task, Input::Half, MatrixUnit::Coop2, ANY, "gemm_coop2", constants) }
+}
+
+/// Bytes of workgroup memory that a driver may keep for itself in a kernel with matrices of a workgroup.
+pub const COOP2_RESERVED: u32 = 10 << 10;
+
 /// The head's activations are integers in two terms, which tiles of integers add up.
 const HEAD_TILES: [Variant; 3] = [
     tile(Task::Head, Input::Int8, MatrixUnit::MmaInt8, ANY, "gemm_mma", MMA_64),
@@ -310,7 +325,8 @@ fn runs(v: &Variant, format: Option<Format>, features: &Features) -> bool {
         return v.needs.met(features);
     }
     let threads = constant(v, "THREADS");
-    let bytes = || hanzo_kernels::shared_bytes(Key { op: v.kernel, format }, v.constants);
+    let kept = if v.needs == Need::Unit(MatrixUnit::Coop2) { u64::from(COOP2_RESERVED) } else { 0 };
+    let bytes = || Some(kept + hanzo_kernels::shared_bytes(Key { op: v.kernel, format }, v.constants)?);
     v.needs.met(features)
         && threads.is_multiple_of(features.wave)
         && (features.wave..=most_threads(features)).contains(&threads)
@@ -372,7 +388,7 @@ pub fn all() -> impl Iterator<Item = &'static Variant> {
 
 /// The rows for any number of tokens.
 fn many() -> impl Iterator<Item = &'static Variant> {
-    TILES.iter().flatten().chain(&HEAD_TILES).chain(VARIANTS)
+    WIDE_TILES.iter().chain(TILES.iter().flatten()).chain(&HEAD_TILES).chain(VARIANTS)
 }
 
 #[cfg(test)]
