@@ -3,6 +3,8 @@
 
 use super::*;
 use hanzo_gguf::Format;
+use hanzo_ml::backend::CompileOptions;
+use hanzo_ml::gpu::{self, Features, MatrixUnit, MatrixUnits};
 use hanzo_ml::levers::{self, LeverSet};
 use hanzo_ml::plan::schedule::Schedule;
 use hanzo_ml::plan::{Op, RopeConvention, RopeSpec, Sizes};
@@ -126,6 +128,55 @@ fn every_architecture_checks_and_schedules_under_every_lever_set() {
             p.check().unwrap_or_else(|e| panic!("{} {name}: {e}\n{p}", arch.name));
             let s = Schedule::new(&p, &Sizes { n_tokens: 7, n_seqs: 2, n_out: 3 });
             s.verify(&p).unwrap_or_else(|e| panic!("{} {name}: {e}", arch.name));
+        }
+    }
+}
+
+/// Devices that lowering tells apart: one with matrix units and one without, in waves of different sizes.
+fn devices() -> [Features; 2] {
+    let gpu = Features {
+        wave: 32,
+        half_hw: true,
+        int_dot: true,
+        matrix: MatrixUnits::NONE.with(MatrixUnit::Coop),
+        shared_bytes: 49152,
+        max_threads: 1024,
+        prefetch_bytes: 32 << 20,
+    };
+    [Features { wave: 8, matrix: MatrixUnits::NONE, shared_bytes: 32768, prefetch_bytes: 0, ..gpu.clone() }, gpu]
+}
+
+#[test]
+fn deleting_any_one_barrier_of_a_models_gpu_program_fails_the_checker() {
+    for arch in ARCHITECTURES {
+        let plan = built(arch.name).plan;
+        let sets = [LeverSet::NONE, LeverSet::default()];
+        for (levers, features) in sets.into_iter().flat_map(|s| devices().map(|f| (s, f))) {
+            // A step of decode, one of a few sequences, and one of prefill.
+            for (n_tokens, n_seqs) in [(1, 1), (4, 4), (128, 1)] {
+                let options = CompileOptions {
+                    levers,
+                    bucket: Sizes { n_tokens, n_seqs, n_out: n_seqs },
+                    n_ctx: OPTIONS.n_ctx,
+                    ..CompileOptions::default()
+                };
+                let p = gpu::lower::program(&plan, &options, &features, &|_| None)
+                    .unwrap_or_else(|e| panic!("{}: {e}", arch.name));
+                assert_eq!(gpu::verify(&p.launches, &p.barriers, p.head), Ok(()), "{}", arch.name);
+                let standing: Vec<usize> = (0..p.barriers.len()).filter(|i| p.barriers[*i]).collect();
+                assert!(standing.len() >= 4 * LAYERS as usize, "{} has {} barriers", arch.name, standing.len());
+                for i in standing {
+                    let mut fewer = p.barriers.clone();
+                    fewer[i] = false;
+                    let kernel = p.launches[i].kernel;
+                    let found = gpu::verify(&p.launches, &fewer, p.head);
+                    assert!(
+                        found.is_err(),
+                        "{}, {n_tokens} tokens: barrier {i}, of {kernel}, is not missed",
+                        arch.name
+                    );
+                }
+            }
         }
     }
 }
