@@ -298,7 +298,8 @@ impl LeverSet {
         LEVERS.iter().position(|l| l.id == id).is_some_and(|i| self.has(i))
     }
 
-    /// The sets the gate runs: none, all, the default, each off in turn, and `pairs` pseudo-random pairs alone.
+    /// The sets the gate runs: none, all, the default, each off in turn, each that is off by default on beside the default,
+    /// and `pairs` pseudo-random pairs alone.
     pub fn gate_sets(pairs: usize) -> Vec<(String, LeverSet)> {
         let mut sets = vec![("none".to_string(), LeverSet::NONE), ("all".to_string(), LeverSet::all())];
         if LeverSet::default() != LeverSet::all() {
@@ -306,7 +307,17 @@ impl LeverSet {
         }
         for (i, l) in LEVERS.iter().enumerate() {
             sets.push((format!("all but {}", l.id), LeverSet::all().set(i, false)));
+            let default = LeverSet::default();
+            // What is off by default may stand in the way of what is on: the same beside the default.
+            match l.default_on {
+                false => sets.push((format!("default and {}", l.id), default.set(i, true))),
+                true if default != LeverSet::all() => {
+                    sets.push((format!("default but {}", l.id), default.set(i, false)));
+                }
+                true => {}
+            }
         }
+        let pairs = sets.len() + pairs;
         let mut x = 0x9e37_79b9u32;
         let mut next = || {
             // xorshift32 (Marsaglia 2003): any fixed spread of pairs will do.
@@ -315,7 +326,7 @@ impl LeverSet {
             x ^= x << 5;
             x as usize % LEVERS.len()
         };
-        while sets.len() < LEVERS.len() + 3 + pairs && LEVERS.len() > 1 {
+        while sets.len() < pairs && LEVERS.len() > 1 {
             let (a, b) = (next(), next());
             if a != b {
                 let s = LeverSet::NONE.set(a, true).set(b, true);
