@@ -200,7 +200,9 @@ struct Ring {
 impl OneShots {
     pub fn new(raw: &ash::Device, family: u32) -> Result<OneShots> {
         let pool = new_pool(raw, family)?;
-        let commands = new_commands(raw, pool, RING as u32)?;
+        // SAFETY: made above, and used by nothing.
+        let commands =
+            new_commands(raw, pool, RING as u32).inspect_err(|_| unsafe { raw.destroy_command_pool(pool, None) })?;
         Ok(OneShots(Mutex::new(Ring { pool, commands, values: [0; RING], next: 0 })))
     }
 

@@ -11,6 +11,7 @@ use super::pipelines::Pipelines;
 use crate::error::{Error, Result};
 use crate::gpu::Mask;
 use ash::{ext, khr, vk};
+use std::mem::ManuallyDrop;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -30,6 +31,43 @@ pub(super) struct Queue {
     pub timeline: vk::Semaphore,
     /// Value of the last submission; its lock orders submissions.
     last: Mutex<u64>,
+}
+
+/// A queue of a family that was asked for with one.
+fn queue(raw: &ash::Device, family: u32) -> Result<Queue> {
+    // SAFETY: by contract.
+    let queue = unsafe { raw.get_device_queue(family, 0) };
+    let mut kind = vk::SemaphoreTypeCreateInfo::default().semaphore_type(vk::SemaphoreType::TIMELINE);
+    let make = vk::SemaphoreCreateInfo::default().push_next(&mut kind);
+    // SAFETY: the chain outlives the call.
+    let timeline = unsafe { raw.create_semaphore(&make, None) }.map_err(failed("create a semaphore"))?;
+    Ok(Queue { raw: queue, family, timeline, last: Mutex::new(0) })
+}
+
+/// A thing made on the way to another, and how it is taken down unless the other comes about.
+struct Undo<T, F: Fn(&T)>(T, F);
+
+impl<T, F: Fn(&T)> Undo<T, F> {
+    fn keep(self) -> T {
+        let this = ManuallyDrop::new(self);
+        // SAFETY: `this` is not dropped and not used again, so that its first field has one owner. The second is a closure
+        // of references, which need no dropping.
+        unsafe { std::ptr::read(&this.0) }
+    }
+}
+
+impl<T, F: Fn(&T)> Drop for Undo<T, F> {
+    fn drop(&mut self) {
+        (self.1)(&self.0);
+    }
+}
+
+impl<T, F: Fn(&T)> std::ops::Deref for Undo<T, F> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
 }
 
 /// How a device is opened.
@@ -80,7 +118,17 @@ impl Device {
     /// # Errors
     /// If there is no loader, no such device, or it lacks something; the message names what and the remedy.
     pub fn open(index: usize, options: &VulkanOptions) -> Result<Arc<Device>> {
-        let instance = Instance::new(options.validate)?;
+        Device::open_on(Instance::new(options.validate)?, index, options, &mut |_| Ok(()))
+    }
+
+    /// As [`Device::open`], on an instance. `made` is told of each thing that was made, and may fail: a test's way to see
+    /// that whatever was made before is taken down.
+    pub(super) fn open_on(
+        instance: Arc<Instance>,
+        index: usize,
+        options: &VulkanOptions,
+        made: &mut dyn FnMut(&'static str) -> Result<()>,
+    ) -> Result<Arc<Device>> {
         let (physical, mut info) = pick(&instance, index)?;
         if options.graphics_queue
             && let Some(family) = info.families.graphics
@@ -102,22 +150,27 @@ impl Device {
             info.prefetch_bytes = bytes;
         }
         info.mask = options.mask;
-        let raw = create(&instance, physical, &info)?;
-        let queue = |family: u32| -> Result<Queue> {
-            // SAFETY: the family was asked for with one queue.
-            let queue = unsafe { raw.get_device_queue(family, 0) };
-            let mut kind = vk::SemaphoreTypeCreateInfo::default().semaphore_type(vk::SemaphoreType::TIMELINE);
-            let make = vk::SemaphoreCreateInfo::default().push_next(&mut kind);
-            // SAFETY: the chain outlives the call.
-            let timeline = unsafe { raw.create_semaphore(&make, None) }.map_err(failed("create a semaphore"))?;
-            Ok(Queue { raw: queue, family, timeline, last: Mutex::new(0) })
-        };
-        let compute = queue(info.families.compute)?;
-        let transfer = info.families.transfer.map(queue).transpose()?;
+        // SAFETY (of each undoing): the device has had no work yet, and nothing else knows what is destroyed.
+        let raw = Undo(create(&instance, physical, &info)?, |d: &ash::Device| unsafe { d.destroy_device(None) });
+        made("the device")?;
+        let unmake = |q: &Queue| unsafe { raw.destroy_semaphore(q.timeline, None) };
+        let compute = Undo(queue(&raw, info.families.compute)?, unmake);
+        made("the compute queue")?;
+        let transfer = info.families.transfer.map(|f| Ok::<_, Error>(Undo(queue(&raw, f)?, unmake))).transpose()?;
+        made("the copy queue")?;
         let fault = info.optional.device_fault.then(|| ext::device_fault::Device::new(instance.raw(), &raw));
         let heaps = Heaps::new(&instance, physical, &raw, &info, options.plain)?;
+        let heaps = Undo(heaps, |h: &Heaps| h.destroy(&raw));
+        made("memory")?;
         let pipelines = Pipelines::new(&raw, &info, options.pipeline_cache.as_deref())?;
+        let pipelines = Undo(pipelines, |p: &Pipelines| p.destroy(&raw));
+        made("the pipeline cache")?;
         let one_shots = OneShots::new(&raw, compute.family)?;
+        let one_shots = Undo(one_shots, |o: &OneShots| o.destroy(&raw));
+        made("command buffers")?;
+        let (heaps, pipelines, one_shots) = (heaps.keep(), pipelines.keep(), one_shots.keep());
+        let (compute, transfer) = (compute.keep(), transfer.map(Undo::keep));
+        let raw = raw.keep();
         Ok(Arc::new(Device {
             physical,
             heaps,

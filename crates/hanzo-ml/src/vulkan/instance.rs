@@ -100,6 +100,13 @@ impl Instance {
         &self.raw
     }
 
+    /// What the validation layer says, to be asked for after the instance is gone.
+    #[cfg(test)]
+    pub(super) fn messages(&self) -> impl Fn() -> Vec<String> + use<> {
+        let messages = Arc::clone(&self.messages);
+        move || messages.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// What the validation layer has said so far, taken out.
     pub fn take_messages(&self) -> Vec<String> {
         std::mem::take(&mut *self.messages.0.lock().unwrap_or_else(PoisonError::into_inner))

@@ -59,7 +59,11 @@ impl Pipelines {
         let stored = file.as_deref().and_then(read_cache).unwrap_or_default();
         let make = vk::PipelineCacheCreateInfo::default().initial_data(&stored);
         // SAFETY: the data is what this driver wrote (checksummed), or empty; drivers ignore what they do not know.
-        let cache = unsafe { raw.create_pipeline_cache(&make, None) }.map_err(failed("create a pipeline cache"))?;
+        let cache = unsafe { raw.create_pipeline_cache(&make, None) }.map_err(|r| {
+            // SAFETY: made above, and used by nothing.
+            unsafe { raw.destroy_pipeline_layout(layout, None) };
+            failed("create a pipeline cache")(r)
+        })?;
         let saved = Mutex::new(Saved { bytes: stored.len(), not_before: Instant::now() });
         Ok(Pipelines { layout, cache, file, saved, made: Mutex::default(), counts: Mutex::default() })
     }

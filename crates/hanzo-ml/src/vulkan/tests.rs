@@ -54,6 +54,33 @@ fn devices_are_listed_with_their_numbers() {
 }
 
 #[test]
+fn a_device_that_fails_to_open_takes_down_what_was_made_for_it() {
+    if gpu(VulkanOptions::default()).is_none() {
+        return;
+    }
+    for fail_at in 0.. {
+        let instance = Instance::new(true).expect("an instance");
+        let mut told = 0;
+        let made = &mut |what: &'static str| {
+            told += 1;
+            if told > fail_at { Err(super::error::unsupported(format!("{what} was made"))) } else { Ok(()) }
+        };
+        let opened = Device::open_on(instance.clone(), 0, &VulkanOptions::default(), made);
+        let done = opened.is_ok();
+        drop(opened);
+        assert_eq!(std::sync::Arc::strong_count(&instance), 1);
+        // The layer objects to a device destroyed before what was made on it, and to an instance before its device.
+        let messages = instance.messages();
+        drop(instance);
+        assert_eq!(messages(), Vec::<String>::new(), "failing behind step {fail_at}");
+        if done {
+            assert!(fail_at >= 6);
+            break;
+        }
+    }
+}
+
+#[test]
 fn a_kernel_writes_what_it_is_told_and_the_validation_layer_is_silent() {
     let Some(gpu) = gpu(VulkanOptions::default()) else { return };
     let y = gpu.filled(4 * 1000, 7).expect("memory");
