@@ -95,6 +95,18 @@ impl Plan {
         WeightId(self.weights.len() as u32 - 1)
     }
 
+    /// Appends the contraction of `members` over `x`, by experts if there are `ids`; none for no members.
+    pub(crate) fn contraction(&mut self, x: ValueId, ids: Option<ValueId>, members: Vec<Member>) {
+        let op = match (&members[..], ids) {
+            ([], _) => return,
+            ([m], None) => Op::Linear { x, member: *m },
+            (_, None) => Op::LinearGroup { x, members },
+            ([m], Some(ids)) => Op::MoeLinear { x, ids, member: *m },
+            (_, Some(ids)) => Op::MoeLinearGroup { x, ids, members },
+        };
+        self.push(op);
+    }
+
     /// Appends an op.
     pub fn push(&mut self, op: Op) {
         self.ops.push(op);

@@ -3,7 +3,7 @@
 
 use crate::backend::{CompileOptions, Precision};
 use crate::levers;
-use crate::plan::{DType, Dim, Member, Op, Plan, ValueId};
+use crate::plan::{DType, Dim, Member, Op, Plan};
 
 /// Rows up to which `quantize_fold` lets every worker quantize a contraction's whole input for itself: a row of 1024
 /// takes about 0.1 us, a barrier about 0.5.
@@ -46,29 +46,17 @@ fn contraction(p: &mut Plan, op: Op, options: &CompileOptions, fold: bool) {
         _ => return p.ops.push(op),
     };
     let (int8, float): (Vec<Member>, Vec<Member>) = op.members().iter().partition(|m| is_int8(p, m));
-    push(p, x, ids, float);
+    p.contraction(x, ids, float);
     if int8.is_empty() {
         return;
     }
     let (rows, cols) = (p.val(x).rows, p.val(x).cols);
     // The head quantizes its few rows in two terms, which no value holds: always in the worker.
     if rows == Dim::Out || fold && rows.eval(&options.bucket) <= FOLD_ROWS {
-        return push(p, x, ids, int8);
+        return p.contraction(x, ids, int8);
     }
     let name = format!("{}.q8", p.val(x).name);
     let q = p.typed_value(name, rows, cols, DType::Q8);
     p.push(Op::Quantize { x, out: q });
-    push(p, q, ids, int8);
-}
-
-/// Pushes the contraction of `members` over `x`.
-fn push(p: &mut Plan, x: ValueId, ids: Option<ValueId>, members: Vec<Member>) {
-    let op = match (&members[..], ids) {
-        ([], _) => return,
-        ([m], None) => Op::Linear { x, member: *m },
-        (_, None) => Op::LinearGroup { x, members },
-        ([m], Some(ids)) => Op::MoeLinear { x, ids, member: *m },
-        (_, Some(ids)) => Op::MoeLinearGroup { x, ids, members },
-    };
-    p.push(op);
+    p.contraction(q, ids, int8);
 }

@@ -104,13 +104,13 @@ fn quantized(plan: &Plan, options: &CompileOptions) -> Plan {
             }
         };
         let (int8, float): (Vec<Member>, Vec<Member>) = op.members().iter().partition(|m| p.wt(m.w).format.is_block());
-        contraction(&mut p, x, ids, float);
+        p.contraction(x, ids, float);
         if int8.is_empty() {
             continue;
         }
         // The head's rows are quantized in two terms, which its own lowering does in scratch.
         if p.val(x).rows == Dim::Out {
-            contraction(&mut p, x, ids, int8);
+            p.contraction(x, ids, int8);
             continue;
         }
         let q = match made.get(&x) {
@@ -123,22 +123,10 @@ fn quantized(plan: &Plan, options: &CompileOptions) -> Plan {
                 q
             }
         };
-        contraction(&mut p, q, ids, int8);
+        p.contraction(q, ids, int8);
     }
     p.head = head;
     p
-}
-
-/// Pushes the contraction of `members` over `x`.
-fn contraction(p: &mut Plan, x: ValueId, ids: Option<ValueId>, members: Vec<Member>) {
-    let op = match (&members[..], ids) {
-        ([], _) => return,
-        ([m], None) => Op::Linear { x, member: *m },
-        (_, None) => Op::LinearGroup { x, members },
-        ([m], Some(ids)) => Op::MoeLinear { x, ids, member: *m },
-        (_, Some(ids)) => Op::MoeLinearGroup { x, ids, members },
-    };
-    p.push(op);
 }
 
 /// The pointers of quantized activations.
