@@ -106,6 +106,7 @@ FN u32 f32_to_f16(f32 x) {
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));
   return h;
 }
+FN f32 mul_rn(f32 a, f32 b) { return __fmul_rn(a, b); }
 FN f32 sqrt_rn(f32 x) { return __fsqrt_rn(x); }
 FN f32 fma_(f32 a, f32 b, f32 c) { return __fmaf_rn(a, b, c); }
 FN f32 rint_(f32 x) { return rintf(x); }

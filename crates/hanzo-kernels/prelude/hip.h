@@ -99,6 +99,10 @@ FN i32 dp4a(u32 a, u32 b, i32 c) {
 }
 FN f32 f16_to_f32(u32 h) { return (f32)__builtin_bit_cast(_Float16, (unsigned short)h); }
 FN u32 f32_to_f16(f32 x) { return __builtin_bit_cast(unsigned short, (_Float16)x); }
+FN f32 mul_rn(f32 a, f32 b) {
+#pragma clang fp contract(off)
+  return a * b;
+}
 FN f32 sqrt_rn(f32 x) { return __builtin_sqrtf(x); }
 FN f32 fma_(f32 a, f32 b, f32 c) { return __builtin_fmaf(a, b, c); }
 FN f32 rint_(f32 x) { return __builtin_rintf(x); }

@@ -505,6 +505,7 @@ FN u32 f32_to_f16(f32 x) {
   u32 low = a & 0x1fffu, up = low > 0x1000u || (low == 0x1000u && (a & 0x2000u)) ? 1u : 0u;
   return sign | (((a - 0x38000000u) >> 13) + up);
 }
+FN f32 mul_rn(f32 a, f32 b) { return a * b; }
 FN f32 sqrt_rn(f32 x) { return sqrtf(x); }
 FN f32 fma_(f32 a, f32 b, f32 c) { return fmaf(a, b, c); }
 FN f32 rint_(f32 x) { return rintf(x); }

@@ -71,6 +71,10 @@ FN i32 dp4a(u32 a, u32 b, i32 c) {
 }
 FN f32 f16_to_f32(u32 h) { return float(as_type<half>(ushort(h))); }
 FN u32 f32_to_f16(f32 x) { return uint(as_type<ushort>(half(x))); }
+FN f32 mul_rn(f32 a, f32 b) {
+#pragma clang fp contract(off)
+  return a * b;
+}
 FN f32 sqrt_rn(f32 x) { return precise::sqrt(x); }
 FN f32 fma_(f32 a, f32 b, f32 c) { return fma(a, b, c); }
 FN f32 rint_(f32 x) { return rint(x); }

@@ -104,6 +104,16 @@ pub fn constants(op: &str) -> Vec<(String, u32)> {
     self::op(op).map(|o| assemble::constants(o).collect()).unwrap_or_default()
 }
 
+/// Codes that share a scale in a format's units of 32: 16 or 32.
+pub fn scale_group(format: Format) -> u32 {
+    format_file(format).map_or(32, |f| f.group)
+}
+
+/// Words of a format's codebook, which each workgroup of a kernel copies first; 0 for most formats.
+pub fn codebook_words(format: Format) -> u32 {
+    format_file(format).and_then(|f| f.table.as_deref()).map_or(0, |t| tables::codebook(t).len() as u32)
+}
+
 /// A kernel's whole text for a target; none if there is no such kernel.
 pub fn text(key: Key, target: Target) -> Option<String> {
     let op = op(key.op)?;
@@ -118,7 +128,7 @@ pub fn text(key: Key, target: Target) -> Option<String> {
         Target::Msl => sources::PRELUDE_MSL,
         Target::Host => sources::PRELUDE_HOST,
     };
-    let words = format.and_then(|f| f.table.as_deref()).map_or(0, |t| tables::codebook(t).len() as u32);
+    let words = key.format.map_or(0, codebook_words);
     Some(assemble::print(target, op, format, prelude, [sources::MATH, sources::BLOCK], words))
 }
 

@@ -220,6 +220,16 @@ pub const LEVERS: &[Lever] = &[
         kind: LeverKind::Variant,
     },
     Lever {
+        id: "matvec_split",
+        reason: "two waves share a row where a matrix has fewer rows than a device has waves: the longest wave binds there",
+        regimes: &[Regime::LaunchDecode],
+        backends: &["vulkan"],
+        oracle: "qmatvec_unified_numeric",
+        default_on: true,
+        changes_layout: false,
+        kind: LeverKind::Variant,
+    },
+    Lever {
         id: "norm_quantize",
         reason: "a norm writes its row quantized for the contractions that read it: one launch and one pass less",
         regimes: &[Regime::LaunchDecode],

@@ -233,7 +233,15 @@ impl Subject for WithKernel<'_> {
         if !self.is_gemm() {
             let split = all.iter().find(|c| c.0 == "SPLIT").map_or(1, |c| c.1);
             let units = variants::units_in_flight(case.cols / 32, features.wave * split);
-            all.extend([("THREADS", variants::threads(&all, features)), ("UNITS", units)]);
+            let threads = variants::threads(&all, features);
+            all.extend([("THREADS", threads), ("UNITS", units)]);
+            let one_token = self.kernel == "matvec" && case.tokens == 1 && case.experts.is_none();
+            if let Some((split, units)) = one_token
+                .then(|| variants::waves_of_long_rows(case.format, (case.rows, case.cols / 32), true, threads, features.wave))
+                .flatten()
+            {
+                all.extend([("SPLIT", split), ("UNITS", units)]);
+            }
         }
         all
     }

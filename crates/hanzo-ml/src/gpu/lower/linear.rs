@@ -149,8 +149,17 @@ pub(super) fn contract(
                 (split, threads) = (waves, waves * cx.features.wave);
             }
         }
+        let mut in_flight = variants::units_in_flight(units as usize, cx.features.wave * split);
+        let shared = v.kernel == "matvec" && task == Task::Linear && slots == 1 && !cx.options.deterministic;
+        if shared
+            && cx.options.levers.on("matvec_split")
+            && let shape = (rows as usize, units as usize)
+            && let alone = cx.plan.ops[cx.op].members().len() == 1
+            && let Some(shape) = variants::waves_of_long_rows(format, shape, alone, threads, cx.features.wave)
+        {
+            (split, in_flight) = shape;
+        }
         let span = threads / cx.features.wave / split * get("ROWS") * get("REPEAT");
-        let in_flight = variants::units_in_flight(units as usize, cx.features.wave * split);
         set.extend([("THREADS", threads), ("UNITS", in_flight), ("SPLIT", split)]);
         [rows.div_ceil(span), slots.div_ceil(get("TOKENS")), 1]
     };
@@ -231,7 +240,7 @@ pub(super) fn glu(cx: &mut Lowering<'_>, x: ValueId, members: &[Member], experts
     // Few rows leave few workgroups: then more waves share one's 32 rows.
     let wide = if planes.is_none() {
         constant(v, "THREADS")
-    } else if w.rows <= 8192 {
+    } else if w.rows <= 8192 && experts.is_none() {
         1024
     } else {
         512
@@ -241,7 +250,8 @@ pub(super) fn glu(cx: &mut Lowering<'_>, x: ValueId, members: &[Member], experts
     let (mut per_wave, mut repeat) = (constant(v, "ROWS"), 1);
     if planes.is_some() {
         // A workgroup makes whole groups of 32 rows.
-        per_wave = (32 / teams.min(32)).min(8 / tokens);
+        let most = (32 / teams.min(32)).min(8 / tokens);
+        per_wave = if slots == 1 && experts.is_none() { variants::glu_rows(format, most) } else { most };
         repeat = 32u32.div_ceil(teams * per_wave);
     }
     let most = if planes.is_some() && cx.features.wave >= 32 { 1 } else { 4 / per_wave.min(4) };

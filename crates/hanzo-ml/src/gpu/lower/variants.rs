@@ -368,6 +368,42 @@ pub fn waves_of_few_rows(rows: usize, units: usize, features: &Features) -> Opti
     split.map(|s| s as u32)
 }
 
+/// Waves that share a row of a matrix that runs alone, and units of a lane in flight, for one token: where all waves of a
+/// wide device are there at once, the longest wave binds. Each wave of a workgroup waits for its copy of a codebook, so
+/// that such formats gain nothing. None: as [`units_in_flight`] says. Measured on an H200 over all formats.
+pub fn waves_of_long_rows(
+    format: Format,
+    (rows, units): (usize, usize),
+    alone: bool,
+    threads: u32,
+    wave: u32,
+) -> Option<(u32, u32)> {
+    const RESIDENT: usize = 8192;
+    let turns = units / wave.max(1) as usize;
+    let waves = threads / wave.max(1);
+    match hanzo_kernels::codebook_words(format) {
+        _ if rows > RESIDENT || turns < 2 => return None,
+        0 => {}
+        1..1024 => return None,
+        // Registers for two units let more workgroups share what copying costs.
+        _ => return Some((1, 2)),
+    }
+    if !alone {
+        return None;
+    }
+    let many = turns == 3 || (turns >= 8 && hanzo_kernels::scale_group(format) == 16);
+    let (split, in_flight) = if many { (4, 1) } else { (2, 2) };
+    waves.is_multiple_of(split).then_some((split, in_flight))
+}
+
+/// Rows of each matrix that a wave of a one-token glu has at once, of the `most` that it makes: one, and the rest in turn,
+/// but for formats whose units take so few registers that two at once hide more (H200, docs/reports/h200-vulkan.md).
+pub fn glu_rows(format: Format, most: u32) -> u32 {
+    use Format::*;
+    let light = matches!(format, Q4_0 | Q4_1 | Q5_0 | Q5_1 | IQ2_XXS | IQ4_NL | IQ4_XS | TQ2_0 | Q1_0 | Q2_0);
+    if light { most } else { 1 }
+}
+
 /// Threads of a workgroup that is not a fixed tile: what `constants` say, or 128, but whole waves and not more than there
 /// may be.
 pub fn threads(constants: &[(&str, u32)], features: &Features) -> u32 {
