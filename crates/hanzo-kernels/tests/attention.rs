@@ -372,7 +372,7 @@ impl Ready {
         }
         args.step = m.read(&words(&step));
         let tiles = (c.group as u32).div_ceil(heads);
-        (args, set, [c.splits, c.n_kv as u32 * tiles, c.tokens() as u32 + 2])
+        (args, set, [c.n_kv as u32 * tiles, c.splits, c.tokens() as u32 + 2])
     }
 
     /// Output of attn_decode and attn_combine; with `quant` the planes as well.
@@ -433,7 +433,7 @@ impl Ready {
         let c = self.case.clone();
         let (n, all) = (c.tokens(), c.n_kv * c.group);
         let (a, m) = (self.at, &mut self.memory);
-        let (cols, counters) = (all * c.d_v, n * grid[1] as usize);
+        let (cols, counters) = (all * c.d_v, n * grid[0] as usize);
         (args.sinks, args.gate) = (a.sinks, a.gate);
         // A counter for each group of heads, a few words that are nobody's, then the maxima. The planes likewise.
         let first = counters.next_multiple_of(2) + 6;

@@ -223,7 +223,7 @@ impl Subject for Attention {
         if keys == 0 || keys % 32 != 0 || !c.get("THREADS").is_multiple_of(keys) {
             return Err("KEYS is a multiple of 32 that divides THREADS".into());
         }
-        Ok([splits, n_kv as u32 * (group as u32).div_ceil(heads), tokens as u32])
+        Ok([n_kv as u32 * (group as u32).div_ceil(heads), splits, tokens as u32])
     }
 
     fn copies(&self) -> usize {

@@ -1,5 +1,6 @@
 //! Lowering of attention: for a few tokens a launch over splits of the keys, the last workgroup of which sums them up and
-//! quantizes its rows for the output projection (lever `attention_one_pass`; without, a second launch does), for many tokens
+//! quantizes its rows for the output projection (lever `attention_one_pass`; without, and for few key heads of many query heads, a
+//! second launch does), for many tokens
 //! one launch over tiles of rows. In steps of one token the former makes its own queries, key and value too (lever
 //! `attention_prologue`).
 //!
@@ -199,7 +200,8 @@ impl Cut {
         let (group, threads) = (spec.n_head / spec.n_kv, threads(features));
         let narrow = group > MOST_HEADS / 2 && spec.n_kv * group.div_ceil(MOST_HEADS) <= FEW_GROUPS;
         let keys: usize = if spec.d_v > 128 || narrow { 32 } else { 64 };
-        let combine = options.levers.on("attention_one_pass") && !options.deterministic;
+        // Splits of one page leave sums to be made in nearly every step, which a launch of a group a head is faster at.
+        let combine = options.levers.on("attention_one_pass") && !options.deterministic && !narrow;
         let prologue = prologue.then_some(threads / features.wave.max(1) as usize);
         let mut cut = Cut { threads, keys, heads: 1, red: 1, tiles: 1, splits: 1, combine, prologue };
         let limit = limit(features);
@@ -310,7 +312,7 @@ fn decode(
         set.extend(last);
         set.extend([("COMBINE", 1), ("TOP", first), ("XD", plane(|p| p.d)), ("XS", plane(|p| p.s))]);
     }
-    cx.launch(None, &args, &set, [splits as u32, (spec.n_kv * tiles) as u32, s.tokens as u32])?;
+    cx.launch(None, &args, &set, [(spec.n_kv * tiles) as u32, splits as u32, s.tokens as u32])?;
     if one_pass {
         return Ok(());
     }
