@@ -237,7 +237,9 @@ impl Subject for WithKernel<'_> {
             all.extend([("THREADS", threads), ("UNITS", units)]);
             let one_token = self.kernel == "matvec" && case.tokens == 1 && case.experts.is_none();
             if let Some((split, units)) = one_token
-                .then(|| variants::waves_of_long_rows(case.format, (case.rows, case.cols / 32), true, threads, features.wave))
+                .then(|| {
+                    variants::waves_of_long_rows(case.format, (case.rows, case.cols / 32), true, threads, features.wave)
+                })
                 .flatten()
             {
                 all.extend([("SPLIT", split), ("UNITS", units)]);

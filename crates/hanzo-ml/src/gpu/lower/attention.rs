@@ -144,9 +144,8 @@ pub(super) fn prologue_fits(plan: &Plan, options: &CompileOptions, features: &Fe
     let g = &plan.groups[spec.cache.group.0 as usize];
     let same =
         store.cache == spec.cache && store.v.is_some() && (*head_dim, g.d_k, g.d_v) == (spec.d_k, spec.d_k, spec.d_v);
-    // Two rows may not share a word of scales: the one is read while the other is written.
-    let apart = |format: Format, d: usize| !format.is_block() || d % 64 == 0;
-    let apart = apart(g.type_k, spec.d_k) && apart(g.type_v, spec.d_v);
+    // Rows in blocks share words of scales, and their fused form was seen off by 4e-4 on an H200 (docs/log.md).
+    let apart = !g.type_k.is_block() && !g.type_v.is_block();
     let alone = !plan.ops[p + 1..i].iter().any(|op| touches(op, spec.cache));
     let cut = Cut::new(options, features, spec, true);
     let (turn, widest) = (rope::threads(spec.d_k, spec.d_v, features) as usize, spec.d_k.max(spec.d_v));
