@@ -179,8 +179,8 @@ pub trait Backend: Send + Sync {
     /// Name, as in `--device`: `cpu`, `cuda:0`.
     fn name(&self) -> &str;
     /// Unit roundoff of what its matrix units read instead of f32 or int8 (2^-11 for f16), 0 if it has none: part of the
-    /// bound that oracles hold its contractions to.
-    fn staging(&self) -> f64 {
+    /// bound that oracles hold its contractions of steps of up to so many tokens to.
+    fn staging(&self, _tokens: usize) -> f64 {
         0.0
     }
     /// The sizes, in tokens, to compile for so that steps of up to `n_ubatch` tokens run well; the largest is `n_ubatch`.

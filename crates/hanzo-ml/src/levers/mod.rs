@@ -175,7 +175,7 @@ pub const LEVERS: &[Lever] = &[
         regimes: &[Regime::ComputePrefill],
         backends: &["vulkan"],
         oracle: "qgemm_unified_numeric",
-        default_on: false,
+        default_on: true,
         changes_layout: false,
         kind: LeverKind::Variant,
     },

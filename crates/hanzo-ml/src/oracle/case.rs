@@ -157,6 +157,11 @@ pub struct Case {
 }
 
 impl Case {
+    /// Tokens of its largest step.
+    pub fn most_tokens(&self) -> usize {
+        self.steps.iter().map(|s| s.sizes().n_tokens).max().unwrap_or(0)
+    }
+
     /// A case about an op.
     pub fn new(op: &'static str, format: impl ToString, plan: Plan, step: Step) -> Case {
         Case {

@@ -273,7 +273,7 @@ fn pinned(case: &Case) -> &'static [bool] {
 
 /// Runs a case on every backend with every options that make a difference.
 fn run_case(reports: &mut [GateReport], oracle: &Oracle, case: &Case, backends: &[(&dyn Backend, &Runs<'_>)]) {
-    let staging = backends.iter().map(|b| b.0.staging()).fold(0.0, f64::max);
+    let staging = backends.iter().map(|b| b.0.staging(case.most_tokens())).fold(0.0, f64::max);
     let reference = match Reference::with_staging(case, staging) {
         Ok(r) => r,
         Err(e) => {

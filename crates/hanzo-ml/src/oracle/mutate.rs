@@ -247,7 +247,7 @@ struct Ground<'c> {
 
 impl<'c> Ground<'c> {
     fn new(case: &'c Case, backends: &[&dyn Backend]) -> Ground<'c> {
-        let staging = backends.iter().map(|b| b.staging()).fold(0.0, f64::max);
+        let staging = backends.iter().map(|b| b.staging(case.most_tokens())).fold(0.0, f64::max);
         let truth = Reference::with_staging(case, staging);
         let failing = |b: &&dyn Backend| truth.as_ref().ok().and_then(|truth| fails_without(truth, case, *b));
         let failing = backends.iter().map(failing).collect();

@@ -92,8 +92,8 @@ impl Backend for SplitBackend {
         &self.name
     }
 
-    fn staging(&self) -> f64 {
-        self.backends.iter().map(|b| b.staging()).fold(0.0, f64::max)
+    fn staging(&self, tokens: usize) -> f64 {
+        self.backends.iter().map(|b| b.staging(tokens)).fold(0.0, f64::max)
     }
 
     fn buckets(&self, n_ubatch: usize) -> Vec<usize> {

@@ -10,7 +10,7 @@ use super::upload;
 use super::weights::{self, VulkanWeights};
 use crate::backend::{Backend, Cache, CompileOptions, Compiled, Executable, Wanted, WeightSource, Weights};
 use crate::error::Result;
-use crate::gpu::lower::variants::COOP2_RESERVED;
+use crate::gpu::lower::variants::{COOP2_RESERVED, FEW_FOR_TILES};
 use crate::gpu::{self, Features, MatrixUnit, MatrixUnits, Program};
 use crate::plan::{Plan, WeightId};
 use hanzo_kernels::Key;
@@ -119,8 +119,8 @@ impl Backend for VulkanBackend {
         &self.name
     }
 
-    fn staging(&self) -> f64 {
-        self.features.staging()
+    fn staging(&self, tokens: usize) -> f64 {
+        if tokens > FEW_FOR_TILES { self.features.staging() } else { 0.0 }
     }
 
     fn buckets(&self, n_ubatch: usize) -> Vec<usize> {

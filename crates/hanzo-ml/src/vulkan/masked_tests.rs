@@ -48,7 +48,7 @@ fn a_masked_device_runs_the_next_row_and_meets_its_oracle() {
         assert_eq!((v.kernel, bm), (kernel, high), "{text}");
         // With minima and without, groups of 32 and of 16.
         for case in [Format::Q4_K, Format::Q6_K].iter().flat_map(|f| cases(*f)) {
-            let reference = Reference::with_staging(&case, b.staging()).expect("a reference");
+            let reference = Reference::with_staging(&case, b.staging(case.most_tokens())).expect("a reference");
             let run = RunOptions { levers: LeverSet::default(), deterministic: false };
             let found = reference.check(&case, &b, run).outputs;
             assert!(

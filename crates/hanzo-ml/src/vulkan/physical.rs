@@ -104,8 +104,6 @@ pub struct DeviceInfo {
     pub f16: bool,
     /// Are subnormal halves kept?
     pub subnormal_halves: bool,
-    /// Can a kernel ask that subnormal floats stay?
-    pub subnormal_floats: bool,
     /// Cooperative-matrix products of a subgroup.
     pub matrices: Vec<MatrixShape>,
     /// Matrices of a whole workgroup (NV_cooperative_matrix2), if there are any.
@@ -323,8 +321,6 @@ fn describe(instance: &Instance, p: vk::PhysicalDevice) -> Result<DeviceInfo> {
         int_dot: yes(p13.integer_dot_product4x8_bit_packed_signed_accelerated),
         prefetch_bytes: prefetch_bytes(props.device_type, units.shader_sm_count),
         f16: yes(f12.shader_float16) && yes(f11.storage_buffer16_bit_access),
-        subnormal_floats: yes(p12.shader_denorm_preserve_float32)
-            && p12.denorm_behavior_independence != vk::ShaderFloatControlsIndependence::NONE,
         subnormal_halves: yes(p12.shader_denorm_preserve_float16),
         matrices,
         workgroup_matrices,

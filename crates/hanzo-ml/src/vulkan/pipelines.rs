@@ -190,9 +190,7 @@ impl Device {
                 info.name, info.max_threads
             )));
         }
-        // What comes out of blocks as floats is exact: a scale may be subnormal where its products are not.
-        let kept = (info.subnormal_floats && name.starts_with("embed")).then(|| keep_subnormals(source.spirv));
-        let create = vk::ShaderModuleCreateInfo::default().code(kept.as_deref().unwrap_or(source.spirv));
+        let create = vk::ShaderModuleCreateInfo::default().code(source.spirv);
         // SAFETY: SPIR-V from this project's build or test, valid by `spirv-val`.
         let module = unsafe { self.raw.create_shader_module(&create, None) }
             .map_err(|r| self.error(r, &format!("load kernel {name}")))?;
@@ -216,32 +214,6 @@ impl Device {
         unsafe { self.raw.destroy_shader_module(module, None) };
         made.map(|p| p[0]).map_err(|(_, r)| self.error(r, &format!("compile kernel {name}")))
     }
-}
-
-/// A module with the execution mode DenormPreserve for floats of 32 bits (part of SPIR-V since 1.4); older ones as they are.
-fn keep_subnormals(words: &[u32]) -> Vec<u32> {
-    const HEADER: usize = 5;
-    const ENTRY_POINT: u32 = 15;
-    const CAPABILITY: u32 = (2 << 16) | 17;
-    const EXECUTION_MODE: u32 = (4 << 16) | 16;
-    const CAPABILITY_PRESERVE: u32 = 4464;
-    const MODE_PRESERVE: u32 = 4459;
-    if words.len() < HEADER || words[1] < 0x10400 {
-        return words.to_vec();
-    }
-    let mut out = words[..HEADER].to_vec();
-    out.extend([CAPABILITY, CAPABILITY_PRESERVE]);
-    let mut rest = &words[HEADER..];
-    while let Some(&first) = rest.first() {
-        let len = ((first >> 16) as usize).clamp(1, rest.len());
-        let (instruction, after) = rest.split_at(len);
-        out.extend(instruction);
-        if let (ENTRY_POINT, Some(&main)) = (first & 0xffff, instruction.get(2)) {
-            out.extend([EXECUTION_MODE, main, MODE_PRESERVE, 32]);
-        }
-        rest = after;
-    }
-    out
 }
 
 fn hash(words: &[u32]) -> u64 {

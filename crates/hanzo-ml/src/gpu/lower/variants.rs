@@ -129,7 +129,7 @@ const fn tile(
 }
 
 /// Tokens of a step up to which mat-vecs and small tiles do better than matrix units.
-const FEW_FOR_TILES: usize = 16;
+pub const FEW_FOR_TILES: usize = 16;
 
 /// Rows of the tensor-core GEMMs of integers: 32 rows of x by 128 of w with four waves, and 64 by 128 with eight.
 const MMA_32: &[(&str, u32)] = &[("THREADS", 128), ("BM", 32), ("BN", 128), ("WM", 1), ("MI", 2), ("NI", 2)];
@@ -165,8 +165,8 @@ const TILES: [[Variant; 11]; 2] = [tiles!(Task::Linear), tiles!(Task::Moe)];
 /// Tiles on matrices of a workgroup: lever `coop2`, and only where a whole tile is worth it. Experts' rows of x are gathered into
 /// workgroup memory, which leaves room for one of each tile.
 const WIDE_TILES: [Variant; 3] = [
-    wide(Task::Linear, &[("BM", 128), ("DOUBLE", 2)]),
-    wide(Task::Linear, &[("BM", 128), ("DOUBLE", 1)]),
+    wide(Task::Linear, &[("BM", 128), ("STAGE", 1), ("DOUBLE", 2)]),
+    wide(Task::Linear, &[("BM", 128), ("STAGE", 1), ("DOUBLE", 1)]),
     wide(Task::Moe, &[("BM", 128), ("DOUBLE", 1), ("MOE", 1)]),
 ];
 

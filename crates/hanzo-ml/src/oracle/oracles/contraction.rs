@@ -72,6 +72,9 @@ pub(super) fn gemm(context: &Context<'_>, sink: Sink<'_>) {
             let w = weights(format, rows, cols, Draw::Usual, rng);
             both(linear_case("linear", format, (rows, cols, tokens), w, (1.0, rows == 5), rng), sink);
         }
+        // More than one tile of tokens and of rows.
+        let w = weights(format, 131, cols, Draw::Usual, rng);
+        both(linear_case("linear", format, (131, cols, 140), w, (1.0, false), rng), sink);
         for draw in [Draw::Tiny, Draw::Zero] {
             let w = weights(format, 5, cols, draw, rng);
             both(linear_case("linear", format, (5, cols, 6), w, (1.0, false), rng), sink);
