@@ -8,6 +8,7 @@ mod attention;
 mod fuse;
 mod linear;
 mod moe_linear;
+mod one_row;
 mod prefetch;
 mod recurrent;
 mod rope;
@@ -37,7 +38,8 @@ pub fn program(
     features: &Features,
     vector: &dyn Fn(WeightId) -> Option<Vec<f32>>,
 ) -> Result<Program> {
-    let plan = quantized(&levers::rewrite(plan, options.levers), options);
+    let one = one_row::without_gather(plan, options);
+    let plan = quantized(&levers::rewrite(one.as_ref().unwrap_or(plan), options.levers), options);
     let features = &features.within(options.levers);
     let leader = fuse::leaders(&plan, options, features);
     let schedule = Schedule::fused(&plan, &options.bucket, &leader);
