@@ -183,6 +183,10 @@ pub trait Backend: Send + Sync {
     fn staging(&self, _tokens: usize) -> f64 {
         0.0
     }
+    /// May its contractions read a scale below the smallest normal float as zero? Part of the same bound.
+    fn flushes(&self) -> bool {
+        false
+    }
     /// The sizes, in tokens, to compile for so that steps of up to `n_ubatch` tokens run well; the largest is `n_ubatch`.
     fn buckets(&self, n_ubatch: usize) -> Vec<usize> {
         vec![DECODE_TOKENS.min(n_ubatch), n_ubatch]

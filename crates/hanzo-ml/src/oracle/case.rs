@@ -365,12 +365,30 @@ pub fn run_loaded(
     Ok(())
 }
 
+/// What a backend may do beyond rounding as f32 does.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Rounding {
+    /// See [`Backend::staging`].
+    pub staging: f64,
+    /// See [`Backend::flushes`].
+    pub flushes: bool,
+}
+
+impl Rounding {
+    /// What any of these may do to a case.
+    pub fn of<'b>(backends: impl Iterator<Item = &'b dyn Backend>, case: &Case) -> Rounding {
+        backends.fold(Rounding::default(), |r, b| Rounding {
+            staging: r.staging.max(b.staging(case.most_tokens())),
+            flushes: r.flushes || b.flushes(),
+        })
+    }
+}
+
 /// What the outputs of a case should be, worked out once and compared with many runs.
 pub struct Reference<'a> {
     case: &'a Case,
     weights: Weights,
-    /// See [`Backend::staging`].
-    staging: f64,
+    rounding: Rounding,
     /// One array an output, one list a step; none where the answer depends on the keys a backend stored.
     fixed: Option<Vec<Vec<Array>>>,
 }
@@ -378,14 +396,14 @@ pub struct Reference<'a> {
 impl<'a> Reference<'a> {
     /// Works out a case.
     pub fn new(case: &'a Case) -> Result<Reference<'a>> {
-        Reference::with_staging(case, 0.0)
+        Reference::with_rounding(case, Rounding::default())
     }
 
-    /// As [`Reference::new`], for backends whose [`Backend::staging`] is at most this.
-    pub fn with_staging(case: &'a Case, staging: f64) -> Result<Reference<'a>> {
+    /// As [`Reference::new`], for backends that round so at most.
+    pub fn with_rounding(case: &'a Case, rounding: Rounding) -> Result<Reference<'a>> {
         case.plan.check()?;
         let weights = Weights::load(&case.plan, &case.tensors)?;
-        let mut r = Reference { case, weights, staging, fixed: None };
+        let mut r = Reference { case, weights, rounding, fixed: None };
         match case.bound {
             Bound::Noise { draws } => r.fixed = Some(r.noise_null(draws)),
             Bound::Carried if case.plan.groups.is_empty() => r.fixed = Some(r.interpret(After::Keep)),
@@ -404,7 +422,7 @@ impl<'a> Reference<'a> {
         let case = self.case;
         let mut memory = Memory::new(&case.plan, &case.pages, &case.slots);
         let mut interp = Interpreter::new(&case.plan, &self.weights, case.precision);
-        interp.staging = self.staging;
+        interp.rounding = self.rounding;
         interp.after = after;
         let mut all = Vec::new();
         for step in &case.steps {
@@ -472,7 +490,7 @@ impl<'a> Reference<'a> {
                 None => {
                     // The interpreter checks what was stored, then works on the same keys and values.
                     let mut follower = Interpreter::new(&case.plan, &self.weights, case.precision);
-                    follower.staging = self.staging;
+                    follower.rounding = self.rounding;
                     follower.storing = Storing::Follow(theirs);
                     step.with_batch(|b| follower.run(b, &self.inputs(step), &mut memory));
                     for (error, bound) in follower.stored.drain(..) {
@@ -486,7 +504,7 @@ impl<'a> Reference<'a> {
                 for (w, g) in want.data.iter().zip(got) {
                     let value = if case.exact { f64::from(w.v as f32) } else { w.v };
                     // What goes through matrix units is rounded on the way, and only there.
-                    let staged = self.staging > 0.0 && !options.deterministic;
+                    let staged = self.rounding.staging > 0.0 && !options.deterministic;
                     let value = if staged { w.v } else { value };
                     found.add((f64::from(*g) - value).abs(), allowed(w, (case.exact && !staged) || integers));
                 }

@@ -3,7 +3,7 @@
 //! An oracle's cases are drawn first, so that the backend can make ready at once whatever they will need, and lever sets
 //! under which a case is the same program are run once.
 
-use super::case::{Bound, Case, Measured, Reference, RunOptions};
+use super::case::{Bound, Case, Measured, Reference, Rounding, RunOptions};
 use super::oracles::{Context, ORACLES, Oracle, RealMatrix, chunking_differences, chunkings};
 use super::{golden, mutate, replay};
 use crate::backend::{Backend, Wanted};
@@ -273,8 +273,8 @@ fn pinned(case: &Case) -> &'static [bool] {
 
 /// Runs a case on every backend with every options that make a difference.
 fn run_case(reports: &mut [GateReport], oracle: &Oracle, case: &Case, backends: &[(&dyn Backend, &Runs<'_>)]) {
-    let staging = backends.iter().map(|b| b.0.staging(case.most_tokens())).fold(0.0, f64::max);
-    let reference = match Reference::with_staging(case, staging) {
+    let rounding = Rounding::of(backends.iter().map(|b| b.0), case);
+    let reference = match Reference::with_rounding(case, rounding) {
         Ok(r) => r,
         Err(e) => {
             let found = Measured { failure: Some(e.to_string()), ..Measured::default() };

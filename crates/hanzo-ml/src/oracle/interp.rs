@@ -16,6 +16,7 @@ mod route;
 pub use contraction::quantize_row;
 
 use super::array::Array;
+use super::case::Rounding;
 use super::num::Num;
 use super::pages::{Memory, Part};
 use super::random::Rng;
@@ -57,8 +58,8 @@ pub struct Interpreter<'a> {
     plan: &'a Plan,
     weights: &'a Weights,
     precision: Precision,
-    /// Unit roundoff of what the backend's matrix units read, 0 for none: see [`crate::backend::Backend::staging`].
-    pub staging: f64,
+    /// What the backend may do beyond rounding as f32 does.
+    pub rounding: Rounding,
     /// What stores do.
     pub storing: Storing<'a>,
     /// What happens between ops.
@@ -75,7 +76,7 @@ impl<'a> Interpreter<'a> {
             plan,
             weights,
             precision,
-            staging: 0.0,
+            rounding: Rounding::default(),
             storing: Storing::Own,
             after: After::Keep,
             stored: Vec::new(),

@@ -3,7 +3,7 @@
 //! A fault in a weight is made without asking the format ([`super::probe`]). If it happens to change nothing that an
 //! exact computation would show (a dropped block of zeros, two equal scales), another place is drawn.
 
-use super::case::{Case, Measured, Reference, RunOptions, Tensors};
+use super::case::{Case, Measured, Reference, Rounding, RunOptions, Tensors};
 use super::gate::{Event, GateOptions, Part, Progress};
 use super::oracles::{Context, ORACLES, Routing, group_case, head_case, linear_case, moe_case, weight_formats};
 use super::probe::{Layout, Role};
@@ -241,17 +241,17 @@ fn fate(truth: &Reference<'_>, given: &Case, backend: &dyn Backend) -> (Fate, St
 struct Ground<'c> {
     case: &'c Case,
     truth: Result<Reference<'c>>,
-    staging: f64,
+    rounding: Rounding,
     failing: Vec<Option<String>>,
 }
 
 impl<'c> Ground<'c> {
     fn new(case: &'c Case, backends: &[&dyn Backend]) -> Ground<'c> {
-        let staging = backends.iter().map(|b| b.staging(case.most_tokens())).fold(0.0, f64::max);
-        let truth = Reference::with_staging(case, staging);
+        let rounding = Rounding::of(backends.iter().copied(), case);
+        let truth = Reference::with_rounding(case, rounding);
         let failing = |b: &&dyn Backend| truth.as_ref().ok().and_then(|truth| fails_without(truth, case, *b));
         let failing = backends.iter().map(failing).collect();
-        Ground { case, truth, staging, failing }
+        Ground { case, truth, rounding, failing }
     }
 
     /// What each backend makes of the case with a fault.
@@ -279,7 +279,7 @@ impl<'c> Ground<'c> {
         };
         for _ in 0..DRAWS {
             let Some(given) = with_weight_fault(self.case, fault, format, rng) else { continue };
-            let Ok(corrupted) = Reference::with_staging(&given, self.staging) else { continue };
+            let Ok(corrupted) = Reference::with_rounding(&given, self.rounding) else { continue };
             let distance = truth.distance(&corrupted);
             if distance.is_nan() || distance <= 2.0 {
                 continue;

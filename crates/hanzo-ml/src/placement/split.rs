@@ -92,6 +92,10 @@ impl Backend for SplitBackend {
         &self.name
     }
 
+    fn flushes(&self) -> bool {
+        self.backends.iter().any(|b| b.flushes())
+    }
+
     fn staging(&self, tokens: usize) -> f64 {
         self.backends.iter().map(|b| b.staging(tokens)).fold(0.0, f64::max)
     }

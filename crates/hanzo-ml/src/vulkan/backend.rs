@@ -119,6 +119,11 @@ impl Backend for VulkanBackend {
         &self.name
     }
 
+    fn flushes(&self) -> bool {
+        // Drivers may, unless a kernel asks for the contrary; llvmpipe does not.
+        self.device.info().kind != DeviceKind::Cpu
+    }
+
     fn staging(&self, tokens: usize) -> f64 {
         if tokens > FEW_FOR_TILES { self.features.staging() } else { 0.0 }
     }

@@ -6,7 +6,7 @@ use crate::backend::{Backend, Precision};
 use crate::gpu::Mask;
 use crate::gpu::lower::variants::{Ask, Input, Load, Task, constant, pick};
 use crate::levers::LeverSet;
-use crate::oracle::case::{Case, Reference, RunOptions};
+use crate::oracle::case::{Case, Reference, Rounding, RunOptions};
 use crate::oracle::oracles::{Routing, linear_case, moe_case};
 use crate::oracle::random::{Draw, Rng, weights};
 use hanzo_gguf::Format;
@@ -48,7 +48,8 @@ fn a_masked_device_runs_the_next_row_and_meets_its_oracle() {
         assert_eq!((v.kernel, bm), (kernel, high), "{text}");
         // With minima and without, groups of 32 and of 16.
         for case in [Format::Q4_K, Format::Q6_K].iter().flat_map(|f| cases(*f)) {
-            let reference = Reference::with_staging(&case, b.staging(case.most_tokens())).expect("a reference");
+            let reference = Reference::with_rounding(&case, Rounding::of(std::iter::once(&b as &dyn Backend), &case))
+                .expect("a reference");
             let run = RunOptions { levers: LeverSet::default(), deterministic: false };
             let found = reference.check(&case, &b, run).outputs;
             assert!(

@@ -118,7 +118,7 @@ fn every_backends_own_tile_is_launched_for_its_device() {
 fn matrices_of_a_workgroup_are_a_lever_and_fall_back_to_those_of_a_wave() {
     let both = MatrixUnits::NONE.with(MatrixUnit::Coop).with(MatrixUnit::Coop2);
     let f = Features { matrix: both, ..Features::cuda(90) };
-    assert_eq!(gemm(&lowered(&f, Format::Q4_K, 300, 0)).kernel.op, "gemm_coop");
+    assert_eq!(gemm(&lowered(&f, Format::Q4_K, 300, 0)).kernel.op, "gemm_coop2");
     let ask = |task, format, tokens, experts: Option<(usize, usize)>| {
         let load = Load { tokens, experts };
         let ask = Ask {
@@ -138,7 +138,9 @@ fn matrices_of_a_workgroup_are_a_lever_and_fall_back_to_those_of_a_wave() {
     assert_eq!(ask(Task::Linear, Format::IQ1_S, 512, None), ("gemm_coop2", 1));
     assert_eq!(ask(Task::Moe, Format::Q4_K, 512, Some((8, 8))), ("gemm_coop2", 1));
     assert_eq!(ask(Task::Linear, Format::Q4_K, 64, None).0, "gemm_coop");
-    let less = f.within(LeverSet::default());
+    // Experts that get few rows each.
+    assert_eq!(ask(Task::Moe, Format::Q4_K, 512, Some((8, 128))).0, "gemm_coop");
+    let less = f.within(LeverSet::NONE);
     assert!(less.matrix.has(MatrixUnit::Coop) && !less.matrix.has(MatrixUnit::Coop2));
 }
 

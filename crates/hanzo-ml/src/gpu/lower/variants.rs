@@ -298,7 +298,7 @@ pub fn pick(ask: &Ask, features: &Features) -> Option<&'static Variant> {
         v.task == ask.task
             && input
             && tokens <= v.tokens
-            && ask.load.tokens > v.over
+            && (if v.needs == Need::Unit(MatrixUnit::Coop2) { tokens } else { ask.load.tokens }) > v.over
             && ask.rows >= v.rows
             && runs(v, ask.format, features)
     };

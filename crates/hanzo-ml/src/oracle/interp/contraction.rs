@@ -1,6 +1,7 @@
 //! Contractions: rows of activations times rows of weights, with activations as they are or quantized to int8 first.
 
 use super::super::array::Array;
+use super::super::case::Rounding;
 use super::super::num::{Num, TINY, U};
 use super::super::weights::Matrix;
 use super::Interpreter;
@@ -50,7 +51,10 @@ pub(super) fn quantize(x: &Array) -> Array {
 /// A matrix unit (`staging` > 0) reads both factors rounded once more: `2 staging sum |w x|`. Its sums are of single products,
 /// and each addition may lose a unit in the last place instead of half of one: 2 n roundings. Factors are scaled so that
 /// the largest of a row is at least 2^14: what is rounded as a subnormal half is off by 2^-39 of it at most.
-fn dot(x: &[Num], w: &[f64], amplitude: Option<&[f64]>, integers: bool, staging: f64) -> Num {
+///
+/// A device that `flushes` may read a subnormal scale as zero: all that such weights bring is lost.
+fn dot(x: &[Num], w: &[f64], amplitude: Option<&[f64]>, integers: bool, rounding: Rounding) -> Num {
+    let Rounding { staging, flushes } = rounding;
     let terms = x.len() as f64;
     let additions = match integers {
         _ if staging > 0.0 => 2.0 * terms,
@@ -59,17 +63,21 @@ fn dot(x: &[Num], w: &[f64], amplitude: Option<&[f64]>, integers: bool, staging:
     };
     let (mut v, mut e, mut size) = (0.0, 0.0, 0.0);
     let (mut products, mut tops) = (0.0, (0.0f64, 0.0f64));
+    let mut lost = 0.0;
+    // Codes have 7 bits: no smaller weight has a normal scale.
+    let tiny = if flushes { 127.0 * f64::from(f32::MIN_POSITIVE) } else { 0.0 };
     for (i, (x, w)) in x.iter().zip(w).enumerate() {
         v += x.v * w;
         e += x.e * w.abs();
         size += x.magnitude() * amplitude.map_or(w.abs(), |a| a[i]);
         products += x.magnitude() * w.abs();
+        lost += if w.abs() < tiny { x.magnitude() * w.abs() } else { 0.0 };
         tops = (tops.0.max(x.magnitude()), tops.1.max(w.abs()));
     }
     if staging > 0.0 {
         e += (2.0 + staging) * staging * products + 2.0 * terms * tops.0 * tops.1 * (-39f64).exp2();
     }
-    Num { v, e: e + (additions + PER_TERM) * U * size + additions * TINY }
+    Num { v, e: e + lost + (additions + PER_TERM) * U * size + additions * TINY }
 }
 
 /// The int8 rule in two terms, for rows that go straight into the logits: what the first term leaves over, in f32, is
@@ -90,8 +98,8 @@ struct Activations {
     terms: Vec<Array>,
     /// Integers with a scale per block.
     integers: bool,
-    /// Unit roundoff of what a matrix unit reads; 0 for none.
-    staging: f64,
+    /// Of the kernel that multiplies.
+    rounding: Rounding,
 }
 
 impl Activations {
@@ -99,7 +107,7 @@ impl Activations {
     fn times(&self, r: usize, w: &Matrix, expert: usize, bias: Option<&[Num]>) -> Vec<Num> {
         let one = |row: usize| {
             let product =
-                |x: &Array| dot(x.row(r), w.row(expert, row), w.amplitude(expert, row), self.integers, self.staging);
+                |x: &Array| dot(x.row(r), w.row(expert, row), w.amplitude(expert, row), self.integers, self.rounding);
             let y = self.terms.iter().map(product).reduce(|a, b| a + b).unwrap_or_default();
             bias.map_or(y, |b| y + b[expert * w.rows + row])
         };
@@ -114,16 +122,17 @@ impl Interpreter<'_> {
         let value = self.plan.val(x);
         let block = self.weights.get(w).format.is_block();
         let plain = self.value(x);
-        let staging = self.staging;
+        let rounding = self.rounding;
+        let exact = Rounding { staging: 0.0, ..rounding };
         match self.precision {
-            _ if value.dtype == DType::Q8 => Activations { terms: vec![plain.clone()], integers: true, staging },
+            _ if value.dtype == DType::Q8 => Activations { terms: vec![plain.clone()], integers: true, rounding },
             // Too few rows for a matrix unit.
             Precision::Int8 if block && value.rows == Dim::Out => {
-                Activations { terms: quantize_twice(plain).into(), integers: true, staging: 0.0 }
+                Activations { terms: quantize_twice(plain).into(), integers: true, rounding: exact }
             }
-            Precision::Int8 if block => Activations { terms: vec![quantize(plain)], integers: true, staging },
-            Precision::Int8 => Activations { terms: vec![plain.clone()], integers: false, staging },
-            Precision::Exact => Activations { terms: vec![plain.clone()], integers: false, staging: 0.0 },
+            Precision::Int8 if block => Activations { terms: vec![quantize(plain)], integers: true, rounding },
+            Precision::Int8 => Activations { terms: vec![plain.clone()], integers: false, rounding },
+            Precision::Exact => Activations { terms: vec![plain.clone()], integers: false, rounding: exact },
         }
     }
 
