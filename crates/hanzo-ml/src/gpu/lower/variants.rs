@@ -162,10 +162,9 @@ macro_rules! tiles {
 /// Tiles on matrix units: the same rows for one matrix and for experts.
 const TILES: [[Variant; 11]; 2] = [tiles!(Task::Linear), tiles!(Task::Moe)];
 
-/// Tiles on matrices of a workgroup: lever `coop2`, and only where a whole tile is worth it. Experts' rows of x are gathered into
-/// workgroup memory, which leaves room for one of each tile.
-const WIDE_TILES: [Variant; 3] = [
-    wide(Task::Linear, &[("BM", 128), ("STAGE", 1), ("DOUBLE", 2)]),
+/// Tiles on matrices of a workgroup: lever `coop2`, and only where a whole tile is worth it. Both tiles go through workgroup
+/// memory, once each: two of each would be faster still, but are 72 KiB.
+const WIDE_TILES: [Variant; 2] = [
     wide(Task::Linear, &[("BM", 128), ("STAGE", 1), ("DOUBLE", 1)]),
     wide(Task::Moe, &[("BM", 128), ("DOUBLE", 1), ("MOE", 1)]),
 ];
@@ -175,7 +174,7 @@ const fn wide(task: Task, constants: &'static [(&'static str, u32)]) -> Variant 
 }
 
 /// Bytes of workgroup memory that a driver may keep for itself in a kernel with matrices of a workgroup.
-pub const COOP2_RESERVED: u32 = 10 << 10;
+pub const COOP2_RESERVED: u32 = 8 << 10;
 
 /// The head's activations are integers in two terms, which tiles of integers add up.
 const HEAD_TILES: [Variant; 3] = [
