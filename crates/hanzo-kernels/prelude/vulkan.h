@@ -79,12 +79,13 @@ uint as_u32(int x) { return uint(x); }
 #define popc(x) uint(bitCount(x))
 #define dp4a(a, b, c) (dotPacked4x8EXT(int(a), int(b)) + (c))
 
-// One Newton step on the residual: Vulkan's own square root is only within a few units in the last place.
+// Never made part of an fma.
 float mul_rn(float a, float b) {
   precise float product = a * b;
   return product;
 }
 
+// One Newton step on the residual: Vulkan's own square root is only within a few units in the last place.
 float sqrt_rn(float x) {
   float s = sqrt(x);
   float r = fma(-s, s, x);

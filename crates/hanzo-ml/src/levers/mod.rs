@@ -171,7 +171,7 @@ pub const LEVERS: &[Lever] = &[
     },
     Lever {
         id: "coop2",
-        reason: "tiles of x and w are matrices of a whole workgroup, cut into waves by the driver: one barrier a step, x straight from memory",
+        reason: "tiles of x and w are matrices of a whole workgroup, which the driver cuts into waves: fewer reads of workgroup memory a product",
         regimes: &[Regime::ComputePrefill],
         backends: &["vulkan"],
         oracle: "qgemm_unified_numeric",
@@ -221,7 +221,7 @@ pub const LEVERS: &[Lever] = &[
     },
     Lever {
         id: "matvec_split",
-        reason: "two waves share a row where a matrix has fewer rows than a device has waves: the longest wave binds there",
+        reason: "two or four waves share a row of a matrix that runs alone and has fewer rows than a device has waves: the longest wave binds there",
         regimes: &[Regime::LaunchDecode],
         backends: &["vulkan"],
         oracle: "qmatvec_unified_numeric",

@@ -235,14 +235,10 @@ impl Subject for WithKernel<'_> {
             let units = variants::units_in_flight(case.cols / 32, features.wave * split);
             let threads = variants::threads(&all, features);
             all.extend([("THREADS", threads), ("UNITS", units)]);
-            let one_token = self.kernel == "matvec" && case.tokens == 1 && case.experts.is_none();
-            if let Some((split, units)) = one_token
-                .then(|| {
-                    variants::waves_of_long_rows(case.format, (case.rows, case.cols / 32), true, threads, features.wave)
-                })
-                .flatten()
-            {
-                all.extend([("SPLIT", split), ("UNITS", units)]);
+            if self.kernel == "matvec" && case.tokens == 1 && case.experts.is_none() {
+                let shape = (case.rows, case.cols / 32);
+                let shared = variants::waves_of_long_rows(case.format, shape, true, threads, features.wave);
+                all.extend(shared.into_iter().flat_map(|(split, units)| [("SPLIT", split), ("UNITS", units)]));
             }
         }
         all

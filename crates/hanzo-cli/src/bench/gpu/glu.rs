@@ -47,17 +47,10 @@ impl Subject for Glu<'_> {
 
     fn fixed(&self) -> Vec<(&'static str, u32)> {
         let (case, features) = (&self.gate.case, &self.gate.features);
-        // As the engine does: few rows leave few workgroups, then more waves share one's 32 rows.
-        let threads = variants::threads(
-            &[("THREADS", if case.rows <= 8192 && case.experts.is_none() { 1024 } else { 512 })],
-            features,
-        );
         let tokens = if case.experts.is_some() { 1 } else { case.tokens.next_power_of_two().min(4) as u32 };
-        // With QUANT a workgroup makes whole groups of 32 rows.
-        let teams = threads / features.wave;
-        let rows = (32 / teams.min(32)).min(8 / tokens);
-        let alone = case.tokens == 1 && case.experts.is_none();
-        let rows = if alone { variants::glu_rows(case.format, rows) } else { rows };
+        let (experts, one) = (case.experts.is_some(), case.tokens == 1 && case.experts.is_none());
+        let shape = variants::glu_shape(case.format, case.rows, tokens, experts, one, features);
+        let (threads, rows) = (shape.threads, shape.rows);
         let most = if features.wave >= 32 { 1 } else { 4 / rows.min(4) };
         let units = variants::units_in_flight(case.cols / 32, features.wave).min(most);
         vec![
@@ -65,7 +58,7 @@ impl Subject for Glu<'_> {
             ("ROWS", rows),
             ("TOKENS", tokens),
             ("UNITS", units),
-            ("REPEAT", 32u32.div_ceil(teams * rows)),
+            ("REPEAT", shape.repeat),
             ("QUANT", 1),
             ("MOE", u32::from(case.experts.is_some())),
             ("LIVE", self.gate.known_rows()),

@@ -72,6 +72,17 @@ impl Constants {
             })?;
             c.1 = *value;
         }
+        // A driver may run what takes more than it grants, and a figure from it would be nobody's.
+        let values: Vec<(&str, u32)> = all.iter().map(|(name, value)| (name.as_str(), *value)).collect();
+        if let Some(bytes) = hanzo_kernels::shared_bytes(kernel, &values)
+            && bytes > u64::from(gpu.features.shared_bytes)
+        {
+            return Err(Failure::usage(format!(
+                "kernel {kernel} would take {bytes} bytes of workgroup memory; the device grants {}: choose smaller constants",
+                gpu.features.shared_bytes
+            ))
+            .into());
+        }
         Ok(Constants(all))
     }
 

@@ -373,31 +373,14 @@ fn prefill(cx: &mut Lowering<'_>, s: &Shape, q: ValueId, spec: &AttentionSpec, o
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::backend::Precision;
     use crate::gpu::Program;
     use crate::gpu::launch::Buffer;
-    use crate::levers::{LeverSet, find, tests::layer_plan};
+    use crate::gpu::lower::fixtures::{options, scalar, with};
+    use crate::levers::{LeverSet, tests::layer_plan};
 
     fn program(tokens: usize, off: &str) -> Program {
-        let options = CompileOptions {
-            levers: LeverSet::default().set(find(off).expect("a lever"), false),
-            bucket: Sizes { n_tokens: tokens, n_seqs: 1, n_out: 1 },
-            precision: Precision::Int8,
-            deterministic: false,
-            n_ctx: 256,
-            eager: None,
-        };
-        let features = Features {
-            wave: 32,
-            half_hw: true,
-            int_dot: true,
-            matrix: crate::gpu::MatrixUnits::NONE,
-            shared_bytes: 48 << 10,
-            max_threads: 1024,
-            prefetch_bytes: 0,
-        };
-        crate::gpu::lower::program(&layer_plan(false), &options, &features, &|_| None).expect("it lowers")
+        let options = options(with(LeverSet::default(), off, false), tokens);
+        crate::gpu::lower::program(&layer_plan(false), &options, &scalar(), &|_| None).expect("it lowers")
     }
 
     fn count(p: &Program, kernel: &str) -> usize {

@@ -150,14 +150,12 @@ pub(super) fn contract(
             }
         }
         let mut in_flight = variants::units_in_flight(units as usize, cx.features.wave * split);
-        let shared = v.kernel == "matvec" && task == Task::Linear && slots == 1 && !cx.options.deterministic;
-        if shared
-            && cx.options.levers.on("matvec_split")
-            && let shape = (rows as usize, units as usize)
-            && let alone = cx.plan.ops[cx.op].members().len() == 1
-            && let Some(shape) = variants::waves_of_long_rows(format, shape, alone, threads, cx.features.wave)
-        {
-            (split, in_flight) = shape;
+        let one = v.kernel == "matvec" && task == Task::Linear && slots == 1 && !cx.options.deterministic;
+        if one && cx.options.levers.on("matvec_split") {
+            let alone = cx.plan.ops[cx.op].members().len() == 1;
+            let (shape, wave) = ((rows as usize, units as usize), cx.features.wave);
+            (split, in_flight) =
+                variants::waves_of_long_rows(format, shape, alone, threads, wave).unwrap_or((split, in_flight));
         }
         let span = threads / cx.features.wave / split * get("ROWS") * get("REPEAT");
         set.extend([("THREADS", threads), ("UNITS", in_flight), ("SPLIT", split)]);
@@ -237,23 +235,15 @@ pub(super) fn glu(cx: &mut Lowering<'_>, x: ValueId, members: &[Member], experts
     let Some(v) = glu_variant(cx, slots as usize, w.rows, experts) else {
         return Err(fault("a fused glu for more tokens than there is a kernel for"));
     };
-    // Few rows leave few workgroups: then more waves share one's 32 rows.
-    let wide = if planes.is_none() {
-        constant(v, "THREADS")
-    } else if w.rows <= 8192 && experts.is_none() {
-        1024
+    let tokens = constant(v, "TOKENS");
+    let (threads, per_wave, repeat) = if planes.is_some() {
+        let one = slots == 1 && experts.is_none();
+        let shape = variants::glu_shape(format, w.rows, tokens, experts.is_some(), one, cx.features);
+        (shape.threads, shape.rows, shape.repeat)
     } else {
-        512
+        (variants::threads(&[("THREADS", constant(v, "THREADS"))], cx.features), constant(v, "ROWS"), 1)
     };
-    let threads = variants::threads(&[("THREADS", wide)], cx.features);
-    let (teams, tokens) = (threads / cx.features.wave, constant(v, "TOKENS"));
-    let (mut per_wave, mut repeat) = (constant(v, "ROWS"), 1);
-    if planes.is_some() {
-        // A workgroup makes whole groups of 32 rows.
-        let most = (32 / teams.min(32)).min(8 / tokens);
-        per_wave = if slots == 1 && experts.is_none() { variants::glu_rows(format, most) } else { most };
-        repeat = 32u32.div_ceil(teams * per_wave);
-    }
+    let teams = threads / cx.features.wave;
     let most = if planes.is_some() && cx.features.wave >= 32 { 1 } else { 4 / per_wave.min(4) };
     let in_flight = variants::units_in_flight(units as usize, cx.features.wave).min(most);
     let (number, alpha, limit) = kind(glu);

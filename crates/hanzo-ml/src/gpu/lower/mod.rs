@@ -5,6 +5,8 @@
 //! level by level, so that launches that need no barrier between them stand together.
 
 mod attention;
+#[cfg(test)]
+mod fixtures;
 mod fuse;
 mod linear;
 mod moe_linear;

@@ -24,10 +24,10 @@ pub(super) fn without_gather(plan: &Plan, options: &CompileOptions) -> Option<Pl
 
 #[cfg(test)]
 mod tests {
-    use crate::backend::{CompileOptions, Precision};
-    use crate::gpu::{Features, Program};
-    use crate::levers::{LeverSet, find};
-    use crate::plan::{DType, Dim, Member, Op, Plan, Sizes};
+    use crate::gpu::Program;
+    use crate::gpu::lower::fixtures::{options, scalar, with};
+    use crate::levers::LeverSet;
+    use crate::plan::{DType, Dim, Member, Op, Plan};
     use hanzo_gguf::Format;
 
     /// The end of a model: a residual add, the head's gather, norm and matrix. `kept`: the sum is an output too.
@@ -44,16 +44,8 @@ mod tests {
         p.push(Op::RmsNorm { x: last, weight, eps: 1e-6, group: 64, out: h });
         p.push(Op::Linear { x: h, member: Member { w, bias: None, out: y } });
         p.outputs = if kept { vec![sum, y] } else { vec![y] };
-        let options = CompileOptions {
-            levers,
-            bucket: Sizes { n_tokens: tokens, n_seqs: 1, n_out: 1 },
-            precision: Precision::Int8,
-            deterministic: false,
-            n_ctx: 64,
-            eager: None,
-        };
-        let features = Features::cuda(90);
-        let p: Program = crate::gpu::lower::program(&p, &options, &features, &|_| None).expect("it lowers");
+        let options = options(levers, tokens);
+        let p: Program = crate::gpu::lower::program(&p, &options, &scalar(), &|_| None).expect("it lowers");
         (p.launches.iter().map(|l| l.kernel.op).collect(), p.head)
     }
 
@@ -64,7 +56,7 @@ mod tests {
 
     #[test]
     fn more_rows_outputs_and_the_plain_plan_keep_the_gather() {
-        let off = LeverSet::all().set(find("add_rms_norm").expect("a lever"), false);
+        let off = with(LeverSet::all(), "add_rms_norm", false);
         for (tokens, kept, levers) in [(2, false, LeverSet::all()), (1, true, LeverSet::all()), (1, false, off)] {
             assert_eq!(kernels(tokens, kept, levers).0[..2], ["elementwise", "copy_rows"]);
         }

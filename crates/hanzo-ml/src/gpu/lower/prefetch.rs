@@ -209,9 +209,9 @@ fn launch(op: usize, features: &Features, runs: &[Ptr]) -> Result<Launch, String
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::Precision;
-    use crate::gpu::{MatrixUnits, Program};
-    use crate::levers::{LeverSet, find};
+    use crate::gpu::Program;
+    use crate::gpu::lower::fixtures::{options, scalar, with};
+    use crate::levers::LeverSet;
     use crate::plan::{DType, Dim, Member, Op};
     use hanzo_gguf::Format;
 
@@ -237,23 +237,8 @@ mod tests {
             x = y;
         }
         p.outputs = vec![x];
-        let options = CompileOptions {
-            levers: LeverSet::all().set(find("weight_prefetch").expect("a lever"), on),
-            bucket: Sizes { n_tokens: tokens, n_seqs: 1, n_out: 1 },
-            precision: Precision::Int8,
-            deterministic: false,
-            n_ctx: 64,
-            eager: None,
-        };
-        let features = Features {
-            wave: 32,
-            half_hw: true,
-            int_dot: true,
-            matrix: MatrixUnits::NONE,
-            shared_bytes: 32768,
-            max_threads: 1024,
-            prefetch_bytes,
-        };
+        let options = options(with(LeverSet::all(), "weight_prefetch", on), tokens);
+        let features = Features { prefetch_bytes, ..scalar() };
         crate::gpu::lower::program(&p, &options, &features, &|_| None).expect("it lowers")
     }
 

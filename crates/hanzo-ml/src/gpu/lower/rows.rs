@@ -251,21 +251,11 @@ fn copy(cx: &mut Lowering<'_>, a: ValueId, b: Option<ValueId>, first: usize, gat
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::{CompileOptions, Precision};
-    use crate::gpu::{Buffer, Launch, MatrixUnits, Program};
-    use crate::levers::{LeverSet, find};
-    use crate::plan::{DType, Dim, Member, Plan, Sizes};
+    use crate::gpu::lower::fixtures::{options, scalar, with};
+    use crate::gpu::{Buffer, Launch, Program};
+    use crate::levers::LeverSet;
+    use crate::plan::{DType, Dim, Member, Plan};
     use hanzo_gguf::Format;
-
-    const FEATURES: Features = Features {
-        wave: 32,
-        half_hw: true,
-        int_dot: true,
-        matrix: MatrixUnits::NONE,
-        shared_bytes: 32768,
-        max_threads: 1024,
-        prefetch_bytes: 0,
-    };
 
     /// x -> norm -> linear of a block format, for `tokens` tokens; `kept`: the normed rows are an output too.
     fn normed(tokens: usize, kept: bool, levers: LeverSet) -> Program {
@@ -277,15 +267,8 @@ mod tests {
         p.push(Op::RmsNorm { x, weight, eps: 1e-6, group: 64, out: h });
         p.push(Op::Linear { x: h, member: Member { w, bias: None, out: y } });
         p.outputs = if kept { vec![h, y] } else { vec![y] };
-        let options = CompileOptions {
-            levers,
-            bucket: Sizes { n_tokens: tokens, n_seqs: 1, n_out: 1 },
-            precision: Precision::Int8,
-            deterministic: false,
-            n_ctx: 64,
-            eager: None,
-        };
-        crate::gpu::lower::program(&p, &options, &FEATURES, &|_| None).expect("it lowers")
+        let options = options(levers, tokens);
+        crate::gpu::lower::program(&p, &options, &scalar(), &|_| None).expect("it lowers")
     }
 
     fn constant(launch: &Launch, name: &str) -> u32 {
@@ -319,7 +302,7 @@ mod tests {
 
     #[test]
     fn without_the_lever_a_quantization_is_a_launch_of_its_own() {
-        let off = LeverSet::all().set(find("norm_quantize").expect("a lever"), false);
+        let off = with(LeverSet::all(), "norm_quantize", false);
         let program = normed(3, false, off);
         let norm = &program.launches[0];
         assert_eq!((constant(norm, "QUANT"), written(norm)), (0, 3 * 4 * 64));
@@ -339,7 +322,7 @@ mod tests {
     fn workgroups_are_whole_waves_and_no_more_than_32_of_them() {
         for wave in [1, 8, 32, 64, 128] {
             for wanted in [1, 33, 500, 100_000] {
-                let n = threads(&Features { wave, ..FEATURES }, wanted, 1024);
+                let n = threads(&Features { wave, ..scalar() }, wanted, 1024);
                 assert!(n.is_power_of_two() && n.is_multiple_of(wave) && n <= 1024 && (wave == 1 || n / wave <= 32));
             }
         }

@@ -1,12 +1,12 @@
 //! Which kernel each device gets, seen without the device: whole launches, and what is left when features are masked.
 
+use super::fixtures::options;
 use super::program;
 use super::variants::{Ask, Input, Load, Task, constant, pick};
-use crate::backend::{CompileOptions, Precision};
 use crate::gpu::features::{Features, Mask, MatrixUnit, MatrixUnits};
 use crate::gpu::{Buffer, Launch, Program, Ptr};
 use crate::levers::LeverSet;
-use crate::plan::{DType, Dim, Member, Op, Plan, Sizes, WeightId};
+use crate::plan::{DType, Dim, Member, Op, Plan, WeightId};
 use hanzo_gguf::Format;
 use hanzo_kernels::{Target, kernels};
 
@@ -28,15 +28,7 @@ fn lowered(features: &Features, format: Format, tokens: usize, experts: usize) -
         p.push(Op::Linear { x, member: Member { w, bias: None, out: y } });
         p.outputs = vec![y];
     }
-    let options = CompileOptions {
-        levers: LeverSet::default(),
-        bucket: Sizes { n_tokens: tokens, n_seqs: 1, n_out: 1 },
-        precision: Precision::Int8,
-        deterministic: false,
-        n_ctx: 1024,
-        eager: None,
-    };
-    program(&p, &options, features, &|_| None).expect("it lowers")
+    program(&p, &options(LeverSet::default(), tokens), features, &|_| None).expect("it lowers")
 }
 
 fn gemm(p: &Program) -> &Launch {

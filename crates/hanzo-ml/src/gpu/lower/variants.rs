@@ -94,6 +94,8 @@ pub struct Variant {
     pub over: usize,
     /// The most tokens it is for (slots an expert gets on average, for the GEMMs of [`Task::Moe`]).
     pub tokens: usize,
+    /// The fewest, counted likewise.
+    pub least: usize,
     /// The fewest rows of the matrix.
     pub rows: usize,
     /// The op file.
@@ -113,7 +115,7 @@ const fn row(
 ) -> Variant {
     let dot = matches!(kernel.as_bytes(), b"gemm_dot");
     let needs = if dot { Need::IntDot } else { Need::Nothing };
-    Variant { task, input, needs, over: 0, tokens, rows, kernel, constants }
+    Variant { task, input, needs, over: 0, tokens, least: 0, rows, kernel, constants }
 }
 
 /// A tile on matrix units, for matrices that are worth one.
@@ -125,7 +127,8 @@ const fn tile(
     kernel: &'static str,
     constants: &'static [(&'static str, u32)],
 ) -> Variant {
-    Variant { task, input, needs: Need::Unit(unit), over: FEW_FOR_TILES, tokens, rows: 32, kernel, constants }
+    let (needs, over) = (Need::Unit(unit), FEW_FOR_TILES);
+    Variant { task, input, needs, over, tokens, least: 0, rows: 32, kernel, constants }
 }
 
 /// Tokens of a step up to which mat-vecs and small tiles do better than matrix units.
@@ -170,7 +173,7 @@ const WIDE_TILES: [Variant; 2] = [
 ];
 
 const fn wide(task: Task, constants: &'static [(&'static str, u32)]) -> Variant {
-    Variant { over: 64, ..tile(task, Input::Half, MatrixUnit::Coop2, ANY, "gemm_coop2", constants) }
+    Variant { least: 65, ..tile(task, Input::Half, MatrixUnit::Coop2, ANY, "gemm_coop2", constants) }
 }
 
 /// Bytes of workgroup memory that a driver may keep for itself in a kernel with matrices of a workgroup.
@@ -296,8 +299,8 @@ pub fn pick(ask: &Ask, features: &Features) -> Option<&'static Variant> {
         let input = v.input == ask.input || v.input == Input::Half && ask.halves;
         v.task == ask.task
             && input
-            && tokens <= v.tokens
-            && (if v.needs == Need::Unit(MatrixUnit::Coop2) { tokens } else { ask.load.tokens }) > v.over
+            && (v.least..=v.tokens).contains(&tokens)
+            && ask.load.tokens > v.over
             && ask.rows >= v.rows
             && runs(v, ask.format, features)
     };
@@ -395,12 +398,29 @@ pub fn waves_of_long_rows(
     waves.is_multiple_of(split).then_some((split, in_flight))
 }
 
-/// Rows of each matrix that a wave of a one-token glu has at once, of the `most` that it makes: one, and the rest in turn,
-/// but for formats whose units take so few registers that two at once hide more (H200, docs/reports/h200-vulkan.md).
-pub fn glu_rows(format: Format, most: u32) -> u32 {
+/// How a glu that writes quantized rows is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GluShape {
+    /// Threads of a workgroup.
+    pub threads: u32,
+    /// Rows of each matrix that a wave has at once.
+    pub rows: u32,
+    /// How often a workgroup takes so many.
+    pub repeat: u32,
+}
+
+/// The cut for matrices of `rows` rows and `tokens` rows of x a workgroup; `one`: for one token of a dense layer. A workgroup
+/// makes whole groups of 32 rows; few rows leave few workgroups, so that more waves share those 32, but for experts, of whom
+/// there are several. A wave of one token takes its rows one by one, but of formats whose units take so few registers that two
+/// at once hide more (H200, docs/reports/h200-vulkan.md).
+pub fn glu_shape(format: Format, rows: usize, tokens: u32, experts: bool, one: bool, features: &Features) -> GluShape {
     use Format::*;
     let light = matches!(format, Q4_0 | Q4_1 | Q5_0 | Q5_1 | IQ2_XXS | IQ4_NL | IQ4_XS | TQ2_0 | Q1_0 | Q2_0);
-    if light { most } else { 1 }
+    let threads = threads(&[("THREADS", if rows <= 8192 && !experts { 1024 } else { 512 })], features);
+    let teams = threads / features.wave;
+    let most = (32 / teams.min(32)).min(8 / tokens);
+    let rows = if one && !light { 1 } else { most };
+    GluShape { threads, rows, repeat: 32u32.div_ceil(teams * rows) }
 }
 
 /// Threads of a workgroup that is not a fixed tile: what `constants` say, or 128, but whole waves and not more than there
@@ -429,7 +449,7 @@ fn many() -> impl Iterator<Item = &'static Variant> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gpu::features::MatrixUnits;
+    use crate::gpu::lower::fixtures;
 
     #[test]
     fn every_constant_is_one_of_its_kernel() {
@@ -465,15 +485,7 @@ mod tests {
     #[test]
     fn every_number_of_tokens_has_a_kernel_at_every_wave_size() {
         for (deterministic, wave) in [1, 8, 32, 64, 128].into_iter().flat_map(|w| [(false, w), (true, w)]) {
-            let features = Features {
-                wave,
-                half_hw: false,
-                int_dot: true,
-                matrix: MatrixUnits::NONE,
-                shared_bytes: 32768,
-                max_threads: 256,
-                prefetch_bytes: 0,
-            };
+            let features = Features { wave, max_threads: 256, ..fixtures::scalar() };
             let f = &features;
             for input in [Input::Int8, Input::Float] {
                 for tokens in [1, 2, 3, 5, 8, 9, 17, 33, 64, 512, 4096] {
@@ -490,15 +502,7 @@ mod tests {
 
     #[test]
     fn few_rows_are_cut_while_lanes_have_units_and_the_device_room() {
-        let features = |wave| Features {
-            wave,
-            half_hw: false,
-            int_dot: true,
-            matrix: MatrixUnits::NONE,
-            shared_bytes: 32768,
-            max_threads: 256,
-            prefetch_bytes: 0,
-        };
+        let features = |wave| Features { wave, max_threads: 256, ..fixtures::scalar() };
         let waves = |rows, units, wave| waves_of_few_rows(rows, units, &features(wave));
         assert_eq!([waves(128, 64, 32), waves(128, 64, 8), waves(8, 64, 64)], [Some(2), Some(8), Some(1)]);
         assert_eq!([waves(512, 256, 32), waves(1024, 64, 32), waves(1025, 64, 32)], [Some(2), Some(1), None]);
