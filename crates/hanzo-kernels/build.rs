@@ -68,11 +68,15 @@ fn run() -> Result<()> {
         prelude(&format!("PRELUDE_{constant}"), &[file])?;
     }
 
+    let part = |path: &PathBuf| -> Result<(String, String)> {
+        Ok((name(path).trim_end_matches(".kc").to_string(), std::fs::read_to_string(path)?))
+    };
+    let parts = files(&root.join("ops/parts"))?.iter().map(part).collect::<Result<Vec<_>>>()?;
     let mut ops = Vec::new();
     writeln!(sources, "/// Files of `ops/`: folder, name, text.\npub const OPS: &[(Option<&str>, &str, &str)] = &[")?;
     for backend in [None, Some("vulkan"), Some("cuda"), Some("hip"), Some("msl")] {
         for path in files(&backend.map_or(root.join("ops"), |b| root.join("ops").join(b)))? {
-            let text = std::fs::read_to_string(&path)?;
+            let text = assemble::expand(&name(&path), &std::fs::read_to_string(&path)?, &parts)?;
             writeln!(sources, "    ({backend:?}, {:?}, {text:?}),", name(&path))?;
             ops.push(OpFile::parse(&name(&path), &text, backend)?);
         }

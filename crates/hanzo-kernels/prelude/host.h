@@ -1,7 +1,7 @@
 // Host: the words of kernel-C as C++17, for running a kernel on the CPU in tests. Every thread of a workgroup is a fiber; BARRIER and
 // the wave words are where fibers wait for each other. What a GPU would leave undefined is a fault with a message here: an access out
 // of bounds or unaligned, a race on shared or on global memory, a barrier or a wave word that not all threads reach, a shift by 32.
-// Workgroups run one after another on one CPU thread. Nothing that makes a faulty kernel pass may enter.
+// Workgroups run one after another on one CPU thread, in the order that the harness asks for. Nothing that makes a faulty kernel pass may enter.
 #include <math.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -206,6 +206,7 @@ static void run_wave(Fiber* lanes) {
     if (failed) return;
   }
 }
+static uint64_t common(uint64_t a, uint64_t b) { return b == 0 ? a : common(b, a % b); }
 static void poison_shared();
 static void run_group() {
   poison_shared();
@@ -544,7 +545,7 @@ HZ_CHECK(__ubsan_handle_out_of_bounds, "an index outside of a local array", void
 HZ_CHECK(__ubsan_handle_divrem_overflow, "an integer division by zero", void*, void*)
 HZ_CHECK(__ubsan_handle_float_cast_overflow, "a float outside of the integer type that it is converted to", void*)
 
-// Runs the kernel over a grid: 0, or 1 with a message of what went wrong first.
+// Runs the kernel over a grid, groups[3] being the order of workgroups (0: as they are counted; 1: backwards; else shuffled): 0, or 1 with a message of what went wrong first.
 extern "C" __attribute__((visibility("default"))) int hz_run(const hz::Buffer* bufs, u32 n_bufs, const unsigned char* args, u32 n_args, const u32* groups, char* text, size_t text_bytes) {
   using namespace hz;
   if (!stacks) {
@@ -558,10 +559,20 @@ extern "C" __attribute__((visibility("default"))) int hz_run(const hz::Buffer* b
   now = nullptr;
   shadows = (Shadow**)calloc(n_bufs ? n_bufs : 1, sizeof(Shadow*));
   for (u32 b = 0; b < n_bufs; b++) if (bufs[b].writable) shadows[b] = (Shadow*)calloc(bufs[b].bytes / 4 + 4, sizeof(Shadow));
-  global_group = 0;
-  for (group_z = 0; group_z < groups[2] && !failed; group_z++)
-    for (group_y = 0; group_y < groups[1] && !failed; group_y++)
-      for (group_x = 0; group_x < groups[0] && !failed; group_x++, global_group++) run_group();
+  uint64_t count = (uint64_t)groups[0] * groups[1] * groups[2], stride = 1;
+  // A stride that shares no factor with the count visits all.
+  if (groups[3] > 1) {
+    stride = count * 5 / 8 + groups[3];
+    while (common(stride, count) != 1) stride++;
+  }
+  for (uint64_t i = 0; i < count && !failed; i++) {
+    global_group = groups[3] == 1 ? count - 1 - i : (i * stride + groups[3]) % count;
+    if (groups[3] == 0) global_group = i;
+    group_x = (u32)(global_group % groups[0]);
+    group_y = (u32)(global_group / groups[0] % groups[1]);
+    group_z = (u32)(global_group / groups[0] / groups[1]);
+    run_group();
+  }
   for (u32 b = 0; b < n_bufs; b++) free(shadows[b]);
   free(shadows);
   // Not kept: a guard page a thread adds up to more mappings than a process may have.

@@ -43,6 +43,8 @@ struct RawBuffer {
 /// A kernel for the host, compiled for one set of constants. The same text and constants give the same library, from a cache on disk.
 pub struct HostKernel {
     run: Arc<Mutex<Run>>,
+    /// Workgroups tell each other that they are done.
+    counts: bool,
 }
 
 impl HostKernel {
@@ -53,22 +55,49 @@ impl HostKernel {
         flags.extend(constants.iter().map(|(name, value)| format!("-D{name}={value}u")));
         let mut hash = DefaultHasher::new();
         (text, &flags).hash(&mut hash);
+        let counts = text.split_once("\n// op ").is_some_and(|(_, body)| body.contains("ATOMIC_ADD("));
         let library = directory().join(format!("{:016x}.so", hash.finish()));
         // Held while compiling too: tests run in threads, and two compilers at once gain nothing where cores are few.
         let mut loaded = LOADED.get_or_init(Default::default).lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(run) = loaded.get(&library) {
-            return Ok(HostKernel { run: run.clone() });
+            return Ok(HostKernel { run: run.clone(), counts });
         }
         if !library.exists() {
             build(text, &flags, &library)?;
         }
         let run = Arc::new(Mutex::new(load(&library)?));
         loaded.insert(library, run.clone());
-        Ok(HostKernel { run })
+        Ok(HostKernel { run, counts })
     }
 
-    /// Runs it: `args` are the bytes of the op's argument struct, whose pointers are addresses in `memory`.
+    /// Runs it: `args` are the bytes of the op's argument struct, whose pointers are addresses in `memory`. A kernel that counts
+    /// its workgroups (ATOMIC_ADD) runs in several orders of them, which must all leave the same bytes.
     pub fn run(&self, memory: &mut Memory, args: &[u8], groups: [u32; 3]) -> Result<(), Error> {
+        if !self.counts || groups.iter().product::<u32>() <= 1 {
+            return self.run_in_order(memory, args, groups, 0);
+        }
+        let before = memory.contents();
+        self.run_in_order(memory, args, groups, 0)?;
+        let first = memory.contents();
+        for order in [1, 2, 7] {
+            memory.set(&before);
+            self.run_in_order(memory, args, groups, order)?;
+            let now = memory.contents();
+            if let Some(b) = (0..now.len()).find(|b| now[*b] != first[*b]) {
+                return Err(Error::Fault(format!("buffer {b} depends on the order of workgroups (order {order})")));
+            }
+        }
+        Ok(())
+    }
+
+    /// As [`HostKernel::run`], once: workgroups as they are counted (order 0), backwards (1), or shuffled by any other number.
+    pub fn run_in_order(
+        &self,
+        memory: &mut Memory,
+        args: &[u8],
+        groups: [u32; 3],
+        order: u32,
+    ) -> Result<(), Error> {
         let raw: Vec<RawBuffer> = memory
             .buffers
             .iter_mut()
@@ -79,6 +108,7 @@ impl HostKernel {
             })
             .collect();
         let mut message = vec![0u8; 2048];
+        let grid = [groups[0], groups[1], groups[2], order];
         // A kernel's workgroup memory and fibers are statics of its library: one run at a time.
         let run = self.run.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the library is one that `build` made from the prelude, whose entry has this type; the buffers outlive the call and are ours alone.
@@ -88,7 +118,7 @@ impl HostKernel {
                 raw.len() as u32,
                 args.as_ptr(),
                 args.len() as u32,
-                groups.as_ptr(),
+                grid.as_ptr(),
                 message.as_mut_ptr().cast(),
                 message.len(),
             )
@@ -114,6 +144,17 @@ struct Allocation {
 }
 
 impl Memory {
+    /// What all writable buffers hold.
+    fn contents(&self) -> Vec<Vec<u128>> {
+        self.buffers.iter().filter(|b| b.writable).map(|b| b.storage.clone()).collect()
+    }
+
+    /// Puts back what [`Memory::contents`] gave.
+    fn set(&mut self, contents: &[Vec<u128>]) {
+        let writable = self.buffers.iter_mut().filter(|b| b.writable);
+        writable.zip(contents).for_each(|(b, c)| b.storage.clone_from_slice(c));
+    }
+
     /// No buffers.
     pub fn new() -> Memory {
         Memory::default()

@@ -10,7 +10,7 @@ fn text(body: &str) -> String {
     format!(
         "#define HZ_NAME \"test\"\n#ifndef THREADS\n#define THREADS 64u\n#endif\n#ifndef WAVE\n#define WAVE 32u\n#endif\n{PRELUDE}\nstatic void hz_kernel() {{\n\
          const RO x = hz::ro(\"x\", 0); const RW y = hz::wo(\"y\", 8); const RW z = hz::rw(\"z\", 16); const u32 n = hz::arg<u32>(24);\n\
-         static hz::Shared<f32, (THREADS)> part(\"part\"); static hz::Shared<u32x4, (4u)> tile(\"tile\");\n#line 1\n{body}\n}}\n"
+         static hz::Shared<f32, (THREADS)> part(\"part\"); static hz::Shared<u32x4, (4u)> tile(\"tile\");\n// op test\n#line 1\n{body}\n}}\n"
     )
 }
 
@@ -77,6 +77,23 @@ fn members_of_shared_vectors_are_values() {
         ST1(z, GROUP_X * THREADS + THREAD, t.x + tile[1].y + t.w);";
     let (_, z) = run(body, 32).unwrap();
     assert_eq!(z[7], 3 + 1 + 9);
+}
+
+#[test]
+fn a_result_that_depends_on_the_order_of_workgroups_is_a_fault() {
+    // Who comes last adds up what both left: the same in any order, unless it says who it was.
+    let last = |own: &str| {
+        format!(
+            "if (THREAD == 0u) CSTF(z, 1u + GROUP_X, 1.0f + f32(GROUP_X)); FENCE; BARRIER;
+            if (THREAD == 0u) part[0] = f32(ATOMIC_ADD(z, 0u, 1u)); BARRIER;
+            if (part[0] == 1.0f) {{ FENCE; if (THREAD == 0u) {{ ST1(z, 0u, 0u); STF(y, 0u, CLDF(z, 1u) + CLDF(z, 2u) + {own}); }} }}"
+        )
+    };
+    for wave in [1, 8, 32, 64] {
+        let (y, z) = run(&last("0.0f"), wave).unwrap();
+        assert_eq!((y[0], z[0]), (3.0, 0), "wave {wave}");
+    }
+    faults(&last("f32(GROUP_X)"), "depends on the order of workgroups");
 }
 
 #[test]

@@ -3,9 +3,11 @@
 //! Pure text to text, used by `build.rs` and by the library alike. What a kernel computes may not enter here.
 
 mod header;
+mod part;
 mod print;
 
 pub use header::{Arg, ArgKind, Class, FormatFile, Formats, HeaderError, OpFile, Shared};
+pub use part::expand;
 pub use print::{Target, constants, print};
 
 /// Name of a kernel: `op` or `op.format`.
