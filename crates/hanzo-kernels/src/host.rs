@@ -91,13 +91,7 @@ impl HostKernel {
     }
 
     /// As [`HostKernel::run`], once: workgroups as they are counted (order 0), backwards (1), or shuffled by any other number.
-    pub fn run_in_order(
-        &self,
-        memory: &mut Memory,
-        args: &[u8],
-        groups: [u32; 3],
-        order: u32,
-    ) -> Result<(), Error> {
+    pub fn run_in_order(&self, memory: &mut Memory, args: &[u8], groups: [u32; 3], order: u32) -> Result<(), Error> {
         let raw: Vec<RawBuffer> = memory
             .buffers
             .iter_mut()

@@ -2,7 +2,7 @@
 //!
 //! The Plan stays as it is: an op that runs inside another one names it as its leader, and the schedule gives both one
 //! level. An op may follow a leader only if everything it reads is written by the leader's group, or is there when the leader
-//! runs: an input, or a value that comes from the same op as one that the leader reads.
+//! runs: an input, or a value made before something that the leader reads.
 
 use super::rows::quantized_columns;
 use super::values;
@@ -38,7 +38,7 @@ pub(super) fn leaders(plan: &Plan, options: &CompileOptions, features: &Features
             && let Some(p) = producers[x.0 as usize]
             && consumers[x.0 as usize] == [i]
             && !plan.outputs.contains(x)
-            && ready(plan, &producers, p, *weights)
+            && ready(plan, &producers, &leader, p, *weights)
             && super::moe_linear::down_fits(plan, options, features, &plan.ops[p], *out)
         {
             leader[i] = p;
@@ -49,10 +49,31 @@ pub(super) fn leaders(plan: &Plan, options: &CompileOptions, features: &Features
             && let Some(p) = producers[q.0 as usize]
             && consumers[q.0 as usize] == [i]
             && !plan.outputs.contains(q)
-            && spec.gate.is_none_or(|g| ready(plan, &producers, p, g))
+            && spec.gate.is_none_or(|g| ready(plan, &producers, &leader, p, g))
             && super::attention::prologue_fits(plan, options, features, p, i)
         {
             leader[i] = p;
+        }
+        // A norm runs inside the matrix that makes one of the two things it adds up, a selection inside its router's.
+        match op {
+            Op::AddRmsNorm { a, b, .. } if levers.on("matvec_norm") => {
+                let inside = |made: ValueId, residual: ValueId| {
+                    let p = producers[made.0 as usize]?;
+                    let (l, alone) = (leader[p], consumers[made.0 as usize] == [i] && !plan.outputs.contains(&made));
+                    let own = l == p || matches!(plan.ops[p], Op::MoeCombine { .. });
+                    let one_side = plan.head.is_none_or(|h| (l < h) == (i < h));
+                    let runs =
+                        own && alone && one_side && made != residual && ready(plan, &producers, &leader, l, residual);
+                    (runs && super::matvec_norm::fits(plan, options, features, &plan.ops[l], made)).then_some(l)
+                };
+                leader[i] = inside(*b, *a).or_else(|| inside(*a, *b)).unwrap_or(i);
+            }
+            Op::MoeRoute { logits, .. } if levers.on("router_select") => {
+                let p = producers[logits.0 as usize];
+                let fits = |p: &usize| super::route::select_fits(plan, options, &plan.ops[*p], *logits);
+                leader[i] = p.filter(fits).unwrap_or(i);
+            }
+            _ => {}
         }
         // A quantization runs inside the op that makes its input.
         let Op::Quantize { x, .. } = op else { continue };
@@ -72,7 +93,7 @@ pub(super) fn leaders(plan: &Plan, options: &CompileOptions, features: &Features
     debug_assert!((0..leader.len()).all(|i| {
         let group: Vec<usize> = (0..i).filter(|j| leader[*j] == leader[i]).collect();
         let made = |v| group.iter().any(|j| values(&plan.ops[*j], true).contains(&v));
-        let there = |v| made(v) || ready(plan, &producers, leader[i], v);
+        let there = |v| made(v) || ready(plan, &producers, &leader, leader[i], v);
         leader[i] == i || values(&plan.ops[i], false).into_iter().all(there)
     }));
     leader
@@ -85,10 +106,22 @@ fn pair(plan: &Plan, producers: &[Option<usize>], gate: ValueId, up: ValueId) ->
     (group && producers[up.0 as usize] == Some(p) && plan.ops[p].members().len() == 2).then_some(p)
 }
 
-/// Is `v` there whenever op `leader` runs?
-fn ready(plan: &Plan, producers: &[Option<usize>], leader: usize, v: ValueId) -> bool {
-    match producers[v.0 as usize] {
-        None => true,
-        Some(p) => plan.ops[leader].reads().iter().any(|read| producers[read.0 as usize] == Some(p)),
+/// Is `v` there whenever op `first` runs: made by a group that comes before it, through whatever else?
+fn ready(plan: &Plan, producers: &[Option<usize>], leader: &[usize], first: usize, v: ValueId) -> bool {
+    let Some(maker) = producers[v.0 as usize].map(|p| leader[p]) else { return true };
+    // A group waits for what its first op reads. Its ops stand behind those it waits for.
+    let (mut left, mut seen) = (vec![first], Vec::new());
+    while let Some(op) = left.pop() {
+        for read in plan.ops[op].reads() {
+            match producers[read.0 as usize].map(|p| leader[p]) {
+                Some(p) if p == maker => return true,
+                Some(p) if p > maker && !seen.contains(&p) => {
+                    seen.push(p);
+                    left.push(p);
+                }
+                _ => {}
+            }
+        }
     }
+    false
 }

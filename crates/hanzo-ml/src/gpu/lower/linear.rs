@@ -2,7 +2,8 @@
 //!
 //! Each member of a group is a launch of its own with no barrier between; which kernel, says [`variants`]. The output head
 //! quantizes its few rows in two int8 terms in scratch. A gate and an up whose only reader is a glu run as one kernel with
-//! it (and with the quantization behind it) where [`super::fuse`] says so. Experts share [`contract`] and [`glu`].
+//! it (and with the quantization behind it) where [`super::fuse`] says so; a norm behind a matrix is [`super::matvec_norm`]'s, a
+//! router's selection [`super::route`]'s. Experts share [`contract`] and [`glu`].
 
 use super::variants::{self, Ask, Input, Load, Task, Variant, constant};
 use super::{Lowering, Q8};
@@ -23,9 +24,21 @@ pub(super) fn lower(cx: &mut Lowering<'_>, op: &Op) -> Result<bool> {
         Op::Linear { x, .. } | Op::LinearGroup { x, .. } => (*x, op.members()),
         _ => return Ok(false),
     };
-    if cx.followers().next().is_some() {
-        glu(cx, x, members, None)?;
-        return Ok(true);
+    let follower = cx.followers().next().cloned();
+    match (follower, members) {
+        (None, _) => {}
+        (Some(Op::AddRmsNorm { .. }), [m]) => {
+            super::matvec_norm::lower(cx, x, m, None)?;
+            return Ok(true);
+        }
+        (Some(Op::MoeRoute { .. }), [m]) => {
+            super::route::select(cx, x, m)?;
+            return Ok(true);
+        }
+        _ => {
+            glu(cx, x, members, None)?;
+            return Ok(true);
+        }
     }
     let head = cx.plan.val(x).rows == Dim::Out && cx.options.precision == Precision::Int8;
     let mut two_terms = None;

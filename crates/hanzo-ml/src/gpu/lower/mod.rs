@@ -9,6 +9,7 @@ mod attention;
 mod fixtures;
 mod fuse;
 mod linear;
+mod matvec_norm;
 mod moe_linear;
 mod one_row;
 mod prefetch;

@@ -28,6 +28,10 @@ pub(super) fn lower(cx: &mut Lowering<'_>, op: &Op) -> Result<bool> {
     let follower = cx.followers().next().cloned();
     match (follower, members) {
         (None, _) => {}
+        (Some(Op::MoeCombine { weights, .. }), [m]) if cx.followers().any(|op| matches!(op, Op::AddRmsNorm { .. })) => {
+            super::matvec_norm::lower(cx, x, m, Some((experts, weights)))?;
+            return Ok(true);
+        }
         (Some(Op::MoeCombine { weights, out, .. }), [m]) => {
             down(cx, x, m, experts, weights, out)?;
             return Ok(true);

@@ -30,7 +30,7 @@ const LEAST: u64 = 4 << 10;
 fn sixths(op: &str) -> u64 {
     match op {
         "attn_decode" => 6,
-        "moe_route" => 4,
+        "moe_route" | "router_select" => 4,
         _ => 3,
     }
 }

@@ -1,11 +1,15 @@
-//! Lowering of a mixture of experts' routing: one kernel does all of it, or any one of its three steps.
+//! Lowering of a mixture of experts' routing: one kernel does all of it, or any one of its three steps; in a step of one token the
+//! last workgroup of the router's own mat-vec does all of it (lever `router_select`, see [`super::fuse`]).
 
 use super::Lowering;
+use super::matvec_norm::one_token;
 use super::rows::threads;
-use crate::error::Result;
+use super::variants;
+use crate::backend::CompileOptions;
+use crate::error::{Error, Result};
 use crate::gpu::launch::Ptr;
-use crate::plan::{Op, RouteSpec, RouterScore, ValueId};
-use hanzo_kernels::args::MoeRoute;
+use crate::plan::{DType, Dim, Member, Op, Plan, RouteSpec, RouterScore, ValueId};
+use hanzo_kernels::args::{MoeRoute, RouterSelect};
 
 const SCORES: u32 = 1;
 const SELECTION: u32 = 2;
@@ -42,14 +46,20 @@ fn route(
         y: cx.value(y),
         scale: spec.scale,
     };
+    let mut set = constants(spec, stages, biased).to_vec();
+    set.extend([("THREADS", threads(cx.features, spec.n_expert, 256)), ("MASK", cx.mask(x))]);
+    cx.launch(None, &args, &set, [cx.max_rows(x) as u32, 1, 1])
+}
+
+/// What both kernels are told of a router.
+fn constants(spec: &RouteSpec, stages: u32, biased: bool) -> [(&'static str, u32); 8] {
     let score = match spec.score {
         RouterScore::Softmax => 0,
         RouterScore::Sigmoid => 1,
         RouterScore::SoftmaxSelected => 2,
     };
     let (groups, kept) = spec.groups.unwrap_or((1, 1));
-    let set = [
-        ("THREADS", threads(cx.features, spec.n_expert, 256)),
+    [
         ("STAGES", stages),
         ("SCORE", score),
         ("EXPERTS", spec.n_expert as u32),
@@ -58,7 +68,50 @@ fn route(
         ("GROUPS", groups as u32),
         ("KEPT", kept as u32),
         ("NORMALISE", spec.normalise.into()),
-        ("MASK", cx.mask(x)),
-    ];
-    cx.launch(None, &args, &set, [cx.max_rows(x) as u32, 1, 1])
+    ]
+}
+
+/// Can selection run inside `op`, which makes `logits`?
+pub(super) fn select_fits(plan: &Plan, options: &CompileOptions, op: &Op, logits: ValueId) -> bool {
+    let Op::Linear { x, member } = op else { return false };
+    let (floats, x) = (!plan.wt(member.w).format.is_block(), plan.val(*x));
+    floats && x.dtype == DType::F32 && plan.val(logits).rows == Dim::Tokens && one_token(options)
+}
+
+/// The launch of a router's matrix `m` and of the selection that follows.
+pub(super) fn select(cx: &mut Lowering<'_>, x: ValueId, m: &Member) -> Result<()> {
+    let Some(Op::MoeRoute { spec, ids, weights, .. }) = cx.followers().next().cloned() else {
+        return Err(Error::Unsupported { backend: "gpu", what: "a fused router without a selection".into() });
+    };
+    let w = cx.plan.wt(m.w);
+    let (format, rows, cols) = (w.format, w.rows, cx.cols(x));
+    let (units, wave) = (cols.div_ceil(32), cx.features.wave);
+    // Selection wants a thread an expert; rows are shared by as many waves as in a mat-vec alone.
+    let threads = threads(cx.features, spec.n_expert, 256);
+    let split = variants::waves_of_few_rows(rows, units, cx.features).unwrap_or(1).min(threads / wave);
+    let count = cx.scratch("router_select count", 4).part(0, 4);
+    cx.zeroed(count);
+    let biased = spec.bias.is_some();
+    let args = RouterSelect {
+        w: cx.weight(m.w)?,
+        x: cx.value(x),
+        added: cx.optional_vector(m.bias),
+        logits: cx.value(m.out),
+        count,
+        bias: cx.optional_vector(spec.bias),
+        ids: cx.value(ids),
+        y: cx.value(weights),
+        units: units as u32,
+        cols: cols as u32,
+        scale: spec.scale,
+    };
+    let mut set = constants(&spec, SCORES | SELECTION | WEIGHTS, biased).to_vec();
+    set.extend([
+        ("THREADS", threads),
+        ("SPLIT", split),
+        ("UNITS", variants::units_in_flight(units, wave * split)),
+        ("WHOLE", cols.is_multiple_of(32).into()),
+        ("ADDED", m.bias.is_some().into()),
+    ]);
+    cx.launch(Some(format), &args, &set, [(rows as u32).div_ceil(threads / wave / split), 1, 1])
 }

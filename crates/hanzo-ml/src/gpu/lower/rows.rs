@@ -34,20 +34,31 @@ pub(super) fn threads(features: &Features, wanted: usize, most: u32) -> u32 {
     wanted.min(most_threads(features)).max(features.wave).max(32)
 }
 
+/// Threads of a workgroup that norms one of `runs` runs of `group` columns. Few runs: more threads for a shorter way through one.
+/// Many: fewer waves to wait for.
+pub(super) fn norm_threads(features: &Features, group: usize, runs: usize) -> u32 {
+    let items = if group.is_multiple_of(4) { group / 4 } else { group };
+    threads(features, items.div_ceil(if runs <= 8 { 2 } else { 4 }), 1024)
+}
+
 /// Columns of a row that a norm can quantize as it writes them: four f32x4 a thread.
 pub(super) fn quantized_columns(features: &Features) -> usize {
     16 * most_threads(features) as usize
 }
 
 /// Where a launch writes a value: its floats, its quantized planes, or both.
-struct Written {
-    quant: u32,
-    y: Ptr,
-    planes: [Ptr; 3],
+pub(super) struct Written {
+    /// 0: floats; 1: planes; 2: both.
+    pub quant: u32,
+    /// The floats.
+    pub y: Ptr,
+    /// The planes.
+    pub planes: [Ptr; 3],
 }
 
 impl Lowering<'_> {
-    fn written(&self, out: ValueId) -> Written {
+    /// Where a launch with this value among its results writes it.
+    pub(super) fn written(&self, out: ValueId) -> Written {
         let quantized = self.followers().find_map(|op| match op {
             Op::Quantize { x, out: q } if *x == out => Some(*q),
             _ => None,
@@ -151,9 +162,7 @@ struct Normed {
 fn rms_norm(cx: &mut Lowering<'_>, n: Normed) -> Result<()> {
     let (rows, runs) = (cx.max_rows(n.a), cx.cols(n.a) / n.group);
     let vec = n.group.is_multiple_of(4);
-    let items = if vec { n.group / 4 } else { n.group };
-    // Few rows: more threads for a shorter way through a row. Many: fewer waves to wait for.
-    let threads = threads(cx.features, items.div_ceil(if rows * runs <= 8 { 2 } else { 4 }), 1024);
+    let threads = norm_threads(cx.features, n.group, rows * runs);
     let w = cx.written(n.out);
     let args = RmsNorm {
         a: cx.value(n.a),

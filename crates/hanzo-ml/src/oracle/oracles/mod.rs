@@ -6,6 +6,7 @@
 mod attention;
 mod contraction;
 mod elementwise;
+mod last;
 mod moe;
 mod norm;
 mod plan;
@@ -132,6 +133,12 @@ pub const ORACLES: &[Oracle] = &[
     Oracle { name: "columns_concat_numeric", about: "moves: columns, concat, copy", cases: elementwise::moves },
     Oracle { name: "gather_numeric", about: "output rows, in chunks", cases: elementwise::gather },
     Oracle { name: "moe_route_numeric", about: "routing: ids exactly, weights within bounds", cases: route::route },
+    Oracle {
+        name: "matvec_norm_numeric",
+        about: "a matrix, the residual sum and its norm, one behind the other, dense and by experts",
+        cases: last::norm,
+    },
+    Oracle { name: "router_select_numeric", about: "a router and its selection: ids exactly", cases: last::select },
     Oracle { name: "moe_combine_numeric", about: "weighted sum of the experts' outputs", cases: moe::combine },
     Oracle { name: "short_conv_numeric", about: "causal convolution with carried state", cases: recurrent::short_conv },
     Oracle { name: "gated_delta_numeric", about: "gated delta rule with carried state", cases: recurrent::gated_delta },
