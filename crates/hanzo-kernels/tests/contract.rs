@@ -2,6 +2,9 @@
 //! mixtures of experts with empty ones. The bound is derived (accumulation only): activations are the same quantized ones.
 #![cfg(unix)]
 
+#[path = "contract/last.rs"]
+mod last;
+
 use hanzo_gguf::{Format, formats::to_float};
 use hanzo_kernels::args::{
     Args, GemmDot, GemmF32, GluMatvec, Matvec, MatvecF32, MoeCombine, MoeDown, MoeSort, Quantize, Weight,

@@ -96,3 +96,88 @@ pub(super) fn lower(cx: &mut Lowering<'_>, x: ValueId, m: &Member, experts: Opti
     ];
     cx.launch(Some(format), &args, &set, [rows.div_ceil(threads / cx.features.wave), 1, 1])
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::Precision;
+    use crate::gpu::{MatrixUnits, Program};
+    use crate::levers::{LeverSet, find};
+    use hanzo_gguf::Format;
+
+    const COLS: usize = 64;
+
+    /// Two layers of a matrix, the residual sum and its norm. `apart`: the first residual is made beside the matrix, not before it.
+    fn program(tokens: usize, apart: bool, levers: LeverSet) -> Program {
+        let mut p = Plan::new(COLS);
+        let x = p.input("x", Dim::Tokens, COLS, DType::F32);
+        let mut residual = p.input("residual", Dim::Tokens, COLS, DType::F32);
+        if apart {
+            let twice = p.value("twice", Dim::Tokens, COLS);
+            p.push(Op::Scale { x: residual, s: 2.0, out: twice });
+            residual = twice;
+        }
+        let mut h = x;
+        for i in 0..2 {
+            let w = p.weight(&format!("w{i}"), Format::Q4_0, 1, COLS, COLS);
+            let weight = Some(p.weight(&format!("norm{i}"), Format::F32, 1, 1, COLS));
+            let [made, sum, out] = ["made", "sum", "out"].map(|n| p.value(format!("{n}{i}"), Dim::Tokens, COLS));
+            p.push(Op::Linear { x: h, member: Member { w, bias: None, out: made } });
+            p.push(Op::Add { a: residual, b: made, out: sum });
+            p.push(Op::RmsNorm { x: sum, weight, eps: 1e-6, group: COLS, out });
+            (h, residual) = (out, sum);
+        }
+        p.outputs = vec![h, residual];
+        let options = CompileOptions {
+            levers,
+            bucket: Sizes { n_tokens: tokens, n_seqs: 1, n_out: 1 },
+            precision: Precision::Int8,
+            deterministic: false,
+            n_ctx: 64,
+            eager: None,
+        };
+        let features = Features {
+            wave: 32,
+            half_hw: true,
+            int_dot: true,
+            matrix: MatrixUnits::NONE,
+            shared_bytes: 32768,
+            max_threads: 1024,
+            prefetch_bytes: 0,
+        };
+        crate::gpu::lower::program(&p, &options, &features, &|_| None).expect("it lowers")
+    }
+
+    fn count(p: &Program, op: &str) -> usize {
+        p.launches.iter().filter(|l| l.kernel.op == op).count()
+    }
+
+    #[test]
+    fn in_a_step_of_one_token_norms_take_no_launch_and_no_barrier() {
+        let off = LeverSet::all().set(find("matvec_norm").expect("a lever"), false);
+        let [with, without] = [LeverSet::all(), off].map(|levers| program(1, false, levers));
+        assert_eq!((count(&with, "matvec_norm"), count(&with, "rms_norm")), (2, 0));
+        assert_eq!((count(&without, "matvec_norm"), count(&without, "rms_norm")), (0, 2));
+        let barriers = |p: &Program| p.barriers.iter().filter(|b| **b).count();
+        assert_eq!(barriers(&without) - barriers(&with), 2);
+    }
+
+    #[test]
+    fn a_step_begins_by_zeroing_the_counter() {
+        let p = program(1, false, LeverSet::all());
+        let fill = &p.launches[0];
+        assert_eq!(fill.kernel.op, "fill");
+        let counter = &fill.touches[0];
+        for norm in p.launches.iter().filter(|l| l.kernel.op == "matvec_norm") {
+            assert!(norm.touches.iter().any(|t| (t.write, &t.range) == (true, &counter.range)));
+        }
+    }
+
+    #[test]
+    fn several_tokens_and_residuals_that_may_not_be_there_stay_apart() {
+        assert_eq!(count(&program(2, false, LeverSet::all()), "matvec_norm"), 0);
+        // The first norm's residual is made in the same level as its matrix' result; the second's comes before it.
+        let p = program(1, true, LeverSet::all());
+        assert_eq!((count(&p, "matvec_norm"), count(&p, "rms_norm")), (1, 1));
+    }
+}
