@@ -19,6 +19,7 @@ struct Norm {
     wave: u32,
     threads: u32,
     per_wave: u32,
+    split: u32,
     quant: u32,
     weighted: bool,
 }
@@ -40,9 +41,10 @@ fn both_ways(c: &Norm, rng: &mut Rng) -> [[Vec<u32>; 5]; 2] {
     let [xq, xd, xs] = acts.bind(&mut m);
     let (wt, bias_at, live) = (w.bind(&mut m), read_f32(&mut m, &bias), read_u32(&mut m, &[1]));
     let made = m.output(4 * c.rows);
-    let set = [("WAVE", c.wave), ("BIAS", 1), ("UNITS", 2)];
-    let grid = [rows.div_ceil(128 / c.wave), 1, 1];
+    let mut set = vec![("WAVE", c.wave), ("BIAS", 1), ("UNITS", 2)];
+    let grid = [rows.div_ceil(128 / c.wave / c.split), 1, 1];
     if c.slots == 0 {
+        set.push(("SPLIT", c.split));
         let (bias, y, ids) = (bias_at, made, NONE);
         let args = Matvec { w: wt, xq, xd, xs, bias, y, live, ids, rows, units, div: 1, bias_stride: 0 };
         launch(Some(c.format), &mut m, &args, &set, grid);
@@ -100,6 +102,7 @@ fn both_ways(c: &Norm, rng: &mut Rng) -> [[Vec<u32>; 5]; 2] {
         ("WAVE", c.wave),
         ("THREADS", c.threads),
         ("ROWS", c.per_wave),
+        ("SPLIT", c.split),
         ("SLOTS", c.slots as u32),
         ("BIAS", 1),
         ("WEIGHTED", c.weighted.into()),
@@ -113,7 +116,7 @@ fn both_ways(c: &Norm, rng: &mut Rng) -> [[Vec<u32>; 5]; 2] {
     ];
     // Twice: the first launch has to leave the counter as it found it.
     for _ in 0..2 {
-        launch(Some(c.format), &mut m, &args, &set, [rows.div_ceil(c.threads / c.wave * c.per_wave), 1, 1]);
+        launch(Some(c.format), &mut m, &args, &set, [rows.div_ceil(c.threads / c.wave / c.split * c.per_wave), 1, 1]);
         assert_eq!(words(&m, args.count), [0]);
     }
     let all = words(&m, args.yq);
@@ -127,14 +130,14 @@ fn both_ways(c: &Norm, rng: &mut Rng) -> [[Vec<u32>; 5]; 2] {
 fn a_row_is_normed_by_the_last_workgroup_as_by_a_launch_of_its_own() {
     let rng = &mut Rng(11);
     for (i, wave) in [1, 8, 32, 64].into_iter().enumerate() {
-        for (format, rows, slots, threads, per_wave, quant) in [
-            (Format::Q4_K, 64, 0, 64, 1, 1),
-            (Format::Q6_K, 160, 3, 128, 2, 2),
-            (Format::Q4_0, 36, 2, 64, 1, 0),
-            (Format::IQ3_XXS, 288, 0, 64, 1, 2),
+        for (format, rows, slots, threads, per_wave, split, quant) in [
+            (Format::Q4_K, 64, 0, 128, 1, 2, 1),
+            (Format::Q6_K, 160, 3, 128, 2, 1, 2),
+            (Format::Q4_0, 36, 2, 64, 1, 1, 0),
+            (Format::IQ3_XXS, 288, 0, 128, 2, 2, 2),
         ] {
             let weighted = (i + slots) % 2 == 0;
-            let c = Norm { format, rows, slots, wave, threads, per_wave, quant, weighted };
+            let c = Norm { format, rows, slots, wave, threads, per_wave, split, quant, weighted };
             let [apart, one] = both_ways(&c, rng);
             for (what, (a, b)) in ["sum", "y", "codes", "scales", "sums"].iter().zip(apart.iter().zip(&one)) {
                 assert_eq!(a, b, "{what} of {format} {rows} rows, {slots} slots, wave {wave}, quant {quant}");

@@ -50,7 +50,11 @@ pub(super) fn lower(cx: &mut Lowering<'_>, x: ValueId, m: &Member, experts: Opti
     let (slots, weights) = experts.map_or((0, Ptr::NONE), |(e, weights)| (e.k as u32, cx.value(weights)));
     // As the norm alone: the same sums.
     let threads = norm_threads(cx.features, w.rows, 1);
-    let in_flight = variants::units_in_flight((units * slots.max(1)) as usize, cx.features.wave);
+    let wave = cx.features.wave;
+    let usual = (1, variants::units_in_flight((units * slots.max(1)) as usize, wave));
+    let shape = (slots == 0 && cx.options.levers.on("matvec_split"))
+        .then(|| variants::waves_of_long_rows(format, (w.rows, units as usize), true, threads, wave));
+    let (split, in_flight) = shape.flatten().unwrap_or(usual);
     let words = |q: &Q8, p: Ptr| ((p.offset - q.q.offset) / 4) as u32;
     let whole = |q: &Q8| Ptr { len: q.s.offset + q.s.len - q.q.offset, ..q.q };
     let to = cx.written(out);
@@ -83,6 +87,7 @@ pub(super) fn lower(cx: &mut Lowering<'_>, x: ValueId, m: &Member, experts: Opti
     let set = [
         ("THREADS", threads),
         ("UNITS", in_flight),
+        ("SPLIT", split),
         ("SLOTS", slots),
         ("BIAS", m.bias.is_some().into()),
         ("WEIGHTED", gain.is_some().into()),
@@ -94,7 +99,7 @@ pub(super) fn lower(cx: &mut Lowering<'_>, x: ValueId, m: &Member, experts: Opti
         ("INVERSE", (1.0 / rows as f32).to_bits()),
         ("EPS", eps.to_bits()),
     ];
-    cx.launch(Some(format), &args, &set, [rows.div_ceil(threads / cx.features.wave), 1, 1])
+    cx.launch(Some(format), &args, &set, [rows.div_ceil(threads / wave / split), 1, 1])
 }
 
 #[cfg(test)]
