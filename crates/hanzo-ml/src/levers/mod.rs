@@ -255,7 +255,7 @@ pub const LEVERS: &[Lever] = &[
         regimes: &[Regime::LaunchDecode],
         backends: &["vulkan"],
         oracle: "router_select_numeric",
-        default_on: true,
+        default_on: false,
         changes_layout: false,
         kind: LeverKind::Variant,
     },

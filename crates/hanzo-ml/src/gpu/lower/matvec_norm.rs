@@ -12,6 +12,10 @@ use crate::gpu::launch::{Features, Ptr};
 use crate::plan::{DType, Dim, Member, Op, Plan, Sizes, ValueId};
 use hanzo_kernels::args::MatvecNorm;
 
+/// The most waves of one launch. A workgroup leaves late here, behind a fence and a count, and holds more registers than a mat-vec
+/// alone: a second round of workgroups would wait for that too (H200: two waves a row of 4096 cost 5% of a step).
+const RESIDENT: u32 = 4096;
+
 /// Is it a bucket of one token, in which no row has to be masked and counters need no index?
 pub(super) fn one_token(options: &CompileOptions) -> bool {
     options.bucket == Sizes { n_tokens: 1, n_seqs: 1, n_out: 1 } && !options.deterministic
@@ -54,7 +58,8 @@ pub(super) fn lower(cx: &mut Lowering<'_>, x: ValueId, m: &Member, experts: Opti
     let usual = (1, variants::units_in_flight((units * slots.max(1)) as usize, wave));
     let shape = (slots == 0 && cx.options.levers.on("matvec_split"))
         .then(|| variants::waves_of_long_rows(format, (w.rows, units as usize), true, threads, wave));
-    let (split, in_flight) = shape.flatten().unwrap_or(usual);
+    let there = |s: &(u32, u32)| rows * s.0 <= RESIDENT;
+    let (split, in_flight) = shape.flatten().filter(there).unwrap_or(usual);
     let words = |q: &Q8, p: Ptr| ((p.offset - q.q.offset) / 4) as u32;
     let whole = |q: &Q8| Ptr { len: q.s.offset + q.s.len - q.q.offset, ..q.q };
     let to = cx.written(out);
