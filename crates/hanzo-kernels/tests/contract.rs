@@ -13,6 +13,9 @@ use hanzo_kernels::host::{HostKernel, Memory};
 use hanzo_kernels::run::Run;
 use hanzo_kernels::{Key, Target, format_file, formats, tables, text};
 
+#[path = "contract/dead_ends.rs"]
+mod dead_ends;
+
 const U: f64 = 1.0 / (1u64 << 24) as f64;
 /// Nothing to read or write.
 const NONE: u64 = 0;

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use hanzo_ml::cpu::isa::IsaLevel;
 use hanzo_ml::devices::vulkan_devices;
+use hanzo_ml::gpu::lower::levered::LEVERED;
 use hanzo_ml::gpu::lower::variants::{self, Input, Variant};
 use hanzo_ml::vulkan::DeviceInfo;
 use serde::Serialize;
@@ -109,6 +110,8 @@ struct Kernel {
     rows: usize,
     /// What a device must have: fast int8 dot products, or a matrix unit by name.
     needs: &'static str,
+    /// Levers of which one must be on; none: always.
+    levers: &'static [&'static str],
     kernel: &'static str,
     constants: Vec<String>,
 }
@@ -194,21 +197,24 @@ fn gpu(d: DeviceInfo) -> Gpu {
 
 /// The table of kernel variants, in the order of choice.
 fn kernels(json: bool) -> anyhow::Result<()> {
-    let kernel = |v: &Variant| Kernel {
+    let kernel = |v: &Variant, levers: &'static [&'static str]| Kernel {
         task: v.task.name(),
         input: match v.input {
             Input::Int8 => "int8",
             Input::Float => "float",
             Input::Half => "half",
+            Input::Raw => "float, quantized by the kernel",
         },
         over: v.over,
         tokens: (v.tokens != usize::MAX).then_some(v.tokens),
         rows: v.rows,
         needs: v.needs.name(),
+        levers,
         kernel: v.kernel,
         constants: v.constants.iter().map(|(name, value)| format!("{name}={value}")).collect(),
     };
-    let all: Vec<Kernel> = variants::all().map(kernel).collect();
+    let levered = LEVERED.iter().map(|l| kernel(&l.variant, l.levers));
+    let all: Vec<Kernel> = levered.chain(variants::all().map(|v| kernel(v, &[]))).collect();
     if json {
         return output::print_json(&all);
     }
@@ -234,7 +240,7 @@ fn kernels(json: bool) -> anyhow::Result<()> {
             k.input.into(),
             tokens,
             rows,
-            k.needs.into(),
+            [&[k.needs][..], k.levers].concat().join(" ").trim().into(),
             k.kernel.into(),
             k.constants.join(" "),
         ]);

@@ -223,6 +223,12 @@ impl Subject for WithKernel<'_> {
         let mut all = variant.map_or(Vec::new(), |v| v.constants.to_vec());
         all.extend([("BIAS", 0), ("MOE", u32::from(case.experts.is_some())), ("WHOLE", 1), ("TERMS", 1)]);
         all.push(("LIVE", self.c.known_rows()));
+        if self.kernel == "matvec_raw" {
+            let lanes = if features.wave >= 8 { 8 } else { 1 };
+            all.extend([("THREADS", variants::threads(&[("THREADS", 512)], features)), ("COLS", case.cols as u32)]);
+            all.extend([("LANES", lanes), ("UNITS", 1), ("NORM", 0), ("GLU", 0)]);
+            return all;
+        }
         if self.kernel == "matvec_f32" {
             let tokens = all.iter().find(|c| c.0 == "TOKENS").map_or(1, |c| c.1 as usize);
             let loads = case.rows * case.slots().div_ceil(tokens);
@@ -255,6 +261,9 @@ impl Subject for WithKernel<'_> {
             let [split, rows_of, repeat, tokens] = ["SPLIT", "ROWS", "REPEAT", "TOKENS"].map(|n| c.get(n));
             if split == 0 || (threads / wave) % split != 0 || rows_of * tokens == 0 || rows_of * tokens > 16 {
                 return Err("SPLIT must divide the waves, ROWS * TOKENS is at most 16".into());
+            }
+            if self.kernel == "matvec_raw" && (slots > 1 || case.experts.is_some()) {
+                return Err("matvec_raw is for one token and one matrix".into());
             }
             let span = (threads / wave / split * rows_of * repeat).max(1);
             return Ok([rows.div_ceil(span), slots.div_ceil(tokens), 1]);
@@ -301,6 +310,12 @@ impl Subject for WithKernel<'_> {
         let half = it.acts.half.as_ref();
         Ok(vec![
             ("w", it.weights.weight(copy)),
+            ("wu", it.weights.weight(copy)),
+            ("other", nothing),
+            ("gain", nothing),
+            ("sum", nothing),
+            ("inverse", Arg::F32(0.0)),
+            ("eps", Arg::F32(0.0)),
             ("x", (&it.acts.x).into()),
             ("xq", (&it.acts.xq).into()),
             ("xd", (&it.acts.xd).into()),

@@ -4,6 +4,7 @@
 //! level. An op may follow a leader only if everything it reads is written by the leader's group, or is there when the leader
 //! runs: an input, or a value made before something that the leader reads.
 
+use super::fold;
 use super::rows::quantized_columns;
 use super::values;
 use crate::backend::CompileOptions;
@@ -17,19 +18,40 @@ pub(super) fn leaders(plan: &Plan, options: &CompileOptions, features: &Features
     let levers = options.levers;
     let consumers = plan.consumers();
     let norm = |x| levers.on("norm_quantize") && plan.val(x).cols <= quantized_columns(features);
+    let one_side = |a: usize, b: usize| plan.head.is_none_or(|h| (a < h) == (b < h));
+    // Where norm `i` of the sum of `made` and a residual runs: inside the matrix that makes it.
+    let host = |leader: &[usize], i: usize, made: ValueId, residual: ValueId| {
+        let p = producers[made.0 as usize].filter(|_| levers.on("matvec_norm"))?;
+        let (l, alone) = (leader[p], consumers[made.0 as usize] == [i] && !plan.outputs.contains(&made));
+        let own = l == p || matches!(plan.ops[p], Op::MoeCombine { .. });
+        let apart = made != residual && ready(plan, &producers, leader, l, residual);
+        let runs = own && alone && one_side(l, i) && apart;
+        (runs && super::matvec_norm::fits(plan, options, features, &plan.ops[l], made)).then_some(l)
+    };
+    // Will a norm run inside this matrix? Then it keeps its quantized input: `matvec_norm` goes before `norm_in_matvec`, and
+    // that before `quantize_in_matvec`.
+    let hosts = |leader: &[usize], c: usize| {
+        let [m] = plan.ops[c].members() else { return false };
+        let [n] = consumers[m.out.0 as usize][..] else { return false };
+        let Op::AddRmsNorm { a, b, .. } = &plan.ops[n] else { return false };
+        host(leader, n, m.out, if *a == m.out { *b } else { *a }).is_some()
+    };
     for (i, op) in plan.ops.iter().enumerate() {
         // A glu runs inside the projections that make its inputs.
         if let Op::Glu { gate, up, out, .. } = op
             && levers.on("glu_matvec")
             && let Some(p) = pair(plan, &producers, *gate, *up)
             && [gate, up].iter().all(|v| consumers[v.0 as usize] == [i] && !plan.outputs.contains(*v))
-            && super::linear::glu_fits(plan, options, features, &plan.ops[p], *out)
+            && match leader[p] == p {
+                true => super::linear::glu_fits(plan, options, features, &plan.ops[p], *out),
+                false => fold::glu_fits(plan, options, features, &plan.ops[p]),
+            }
         {
             // Quantized on the way, the result exists as planes only.
             let planes = consumers[out.0 as usize].iter().any(|c| matches!(plan.ops[*c], Op::Quantize { .. }));
             let alone = consumers[out.0 as usize].len() == 1 && !plan.outputs.contains(out);
             if alone || !planes || !levers.on("glu_quantize") {
-                leader[i] = p;
+                leader[i] = leader[p];
             }
         }
         // The sum over a token's slots runs inside the experts' linear that makes them.
@@ -56,17 +78,8 @@ pub(super) fn leaders(plan: &Plan, options: &CompileOptions, features: &Features
         }
         // A norm runs inside the matrix that makes one of the two things it adds up, a selection inside its router's.
         match op {
-            Op::AddRmsNorm { a, b, .. } if levers.on("matvec_norm") => {
-                let inside = |made: ValueId, residual: ValueId| {
-                    let p = producers[made.0 as usize]?;
-                    let (l, alone) = (leader[p], consumers[made.0 as usize] == [i] && !plan.outputs.contains(&made));
-                    let own = l == p || matches!(plan.ops[p], Op::MoeCombine { .. });
-                    let one_side = plan.head.is_none_or(|h| (l < h) == (i < h));
-                    let runs =
-                        own && alone && one_side && made != residual && ready(plan, &producers, &leader, l, residual);
-                    (runs && super::matvec_norm::fits(plan, options, features, &plan.ops[l], made)).then_some(l)
-                };
-                leader[i] = inside(*b, *a).or_else(|| inside(*a, *b)).unwrap_or(i);
+            Op::AddRmsNorm { a, b, .. } => {
+                leader[i] = host(&leader, i, *b, *a).or_else(|| host(&leader, i, *a, *b)).unwrap_or(i);
             }
             Op::MoeRoute { logits, .. } if levers.on("router_select") => {
                 let p = producers[logits.0 as usize];
@@ -76,9 +89,29 @@ pub(super) fn leaders(plan: &Plan, options: &CompileOptions, features: &Features
             _ => {}
         }
         // A quantization runs inside the op that makes its input.
-        let Op::Quantize { x, .. } = op else { continue };
+        let Op::Quantize { x, out: q } = op else { continue };
+        // Contractions that quantize their row themselves run inside the quantization, or inside the norm before it.
+        let readers = &consumers[q.0 as usize];
+        let raw =
+            |c: &usize| fold::fits(plan, options, features, &plan.ops[*c]) && one_side(i, *c) && !hosts(&leader, *c);
+        if !readers.is_empty() && readers.iter().all(raw) {
+            let normed = producers[x.0 as usize].filter(|p| {
+                let norm = match &plan.ops[*p] {
+                    Op::RmsNorm { group, .. } => *group == plan.val(*x).cols,
+                    Op::AddRmsNorm { out, .. } => out == x,
+                    _ => false,
+                };
+                let alone = consumers[x.0 as usize] == [i] && !plan.outputs.contains(x);
+                norm && alone && leader[*p] == *p && levers.on("norm_in_matvec") && one_side(*p, i)
+            });
+            if normed.is_some() || levers.on("quantize_in_matvec") {
+                let first = normed.unwrap_or(i);
+                leader[i] = first;
+                readers.iter().for_each(|c| leader[*c] = first);
+                continue;
+            }
+        }
         let Some(p) = producers[x.0 as usize] else { continue };
-        let body_and_head = plan.head.is_some_and(|h| (p < h) != (i < h));
         let fused = match &plan.ops[p] {
             Op::RmsNorm { group, .. } => norm(*x) && *group == plan.val(*x).cols,
             Op::AddRmsNorm { out, .. } => norm(*x) && out == x,
@@ -86,7 +119,7 @@ pub(super) fn leaders(plan: &Plan, options: &CompileOptions, features: &Features
             Op::Attention { .. } => levers.on("attention_quantize"),
             _ => false,
         };
-        if fused && !body_and_head {
+        if fused && one_side(p, i) {
             leader[i] = leader[p];
         }
     }

@@ -206,7 +206,7 @@ pub(super) fn contract(
 }
 
 /// The number by which kernels know an activation; 6 is the clamped form.
-fn kind(glu: GluKind) -> (u32, f32, f32) {
+pub(super) fn kind(glu: GluKind) -> (u32, f32, f32) {
     match glu {
         GluKind::Plain(a) => {
             let number = match a {

@@ -7,7 +7,9 @@
 mod attention;
 #[cfg(test)]
 mod fixtures;
+mod fold;
 mod fuse;
+pub mod levered;
 mod linear;
 mod matvec_norm;
 mod moe_linear;
@@ -164,6 +166,9 @@ pub(crate) struct Lowering<'a> {
 
 impl Lowering<'_> {
     fn lower(&mut self, op: &Op) -> Result<()> {
+        if fold::lower(self, op)? {
+            return Ok(());
+        }
         let done = match op {
             Op::Linear { .. } | Op::LinearGroup { .. } | Op::Quantize { .. } => linear::lower(self, op)?,
             Op::MoeLinear { .. } | Op::MoeLinearGroup { .. } | Op::MoeCombine { .. } => moe_linear::lower(self, op)?,

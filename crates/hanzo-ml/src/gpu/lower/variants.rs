@@ -49,6 +49,8 @@ pub enum Input {
     Float,
     /// Either, turned to halves, where both operands may be rounded to them.
     Half,
+    /// One row of floats that the kernel quantizes itself (see [`super::levered`]).
+    Raw,
 }
 
 /// What a device must have for a row.
@@ -106,7 +108,7 @@ pub struct Variant {
 
 const ANY: usize = usize::MAX;
 
-const fn row(
+pub(super) const fn row(
     task: Task,
     input: Input,
     (tokens, rows): (usize, usize),
@@ -274,6 +276,16 @@ pub struct Load {
     pub experts: Option<(usize, usize)>,
 }
 
+impl Load {
+    /// The tokens that a matrix of the task meets: a step's, or slots that an expert gets on average.
+    pub(super) fn each(self, task: Task) -> usize {
+        match self.experts {
+            Some((k, experts)) if task == Task::Moe => (self.tokens * k).div_ceil(experts.max(1)),
+            _ => self.tokens,
+        }
+    }
+}
+
 /// What a contraction asks for.
 #[derive(Clone, Copy, Debug)]
 pub struct Ask {
@@ -295,29 +307,30 @@ pub struct Ask {
 
 /// The variant for a contraction; none where no kernel does the task for so many tokens.
 pub fn pick(ask: &Ask, features: &Features) -> Option<&'static Variant> {
-    let fits = |v: &&Variant, tokens: usize| {
-        let input = v.input == ask.input || v.input == Input::Half && ask.halves;
-        v.task == ask.task
-            && input
-            && (v.least..=v.tokens).contains(&tokens)
-            && ask.load.tokens > v.over
-            && ask.rows >= v.rows
-            && runs(v, ask.format, features)
-    };
-    let pinned = || PINNED.iter().find(|v| fits(v, ask.load.tokens));
+    let of_all = |v: &&Variant| fits(v, ask, ask.load.tokens, features);
+    let pinned = || PINNED.iter().find(of_all);
     if ask.deterministic {
         return pinned();
     }
+    let each = ask.load.each(ask.task);
+    let sorted = || many().find(|v| fits(v, ask, each, features));
     let found = match (ask.task, ask.load.experts) {
-        (Task::Moe, Some((k, experts))) => {
-            let average = (ask.load.tokens * k).div_ceil(experts.max(1));
-            let slots = MOE_SLOTS.iter().find(|v| fits(v, ask.load.tokens));
-            slots.or_else(|| many().find(|v| fits(v, average)))
-        }
-        _ => many().find(|v| fits(v, ask.load.tokens)),
+        (Task::Moe, Some(_)) => MOE_SLOTS.iter().find(of_all).or_else(sorted),
+        _ => sorted(),
     };
     // Mat-vecs run in waves of any size, tiles do not.
     found.or_else(pinned)
+}
+
+/// Does a row do what is asked, for so many tokens a matrix, on such a device?
+pub(super) fn fits(v: &Variant, ask: &Ask, tokens: usize, features: &Features) -> bool {
+    let input = v.input == ask.input || v.input == Input::Half && ask.halves;
+    v.task == ask.task
+        && input
+        && (v.least..=v.tokens).contains(&tokens)
+        && ask.load.tokens > v.over
+        && ask.rows >= v.rows
+        && runs(v, ask.format, features)
 }
 
 /// Can a device run it? A tile's threads are fixed: whole waves, and not more than there may be; and its workgroup memory must

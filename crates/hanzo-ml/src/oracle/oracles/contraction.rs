@@ -204,6 +204,49 @@ pub(super) fn feed_forward(context: &Context<'_>, sink: Sink<'_>) {
     }
 }
 
+/// A residual sum, its norm, and what reads that: three linears, or (`glu`) gate, up, their glu and a down projection.
+fn normed_case(format: Format, (tokens, weighted): (usize, bool), glu: bool, rng: &mut Rng) -> Case {
+    let (rows, cols) = (format.block_len().max(64), 3 * format.block_len().max(32));
+    let mut b = Builder::new(cols);
+    let x = b.input("x", Dim::Tokens, cols, rng.floats(tokens * cols, 1.0));
+    let a = b.input("a", Dim::Tokens, cols, rng.floats(tokens * cols, 3.0));
+    let weight = weighted.then(|| b.vector("norm", &rng.floats(cols, 1.0)));
+    let (sum, h) = (b.like(x, "sum"), b.like(x, "h"));
+    b.plan.push(Op::Add { a: x, b: a, out: sum });
+    b.plan.push(Op::RmsNorm { x: sum, weight, eps: 1e-6, group: cols, out: h });
+    let mut linear = |b: &mut Builder, x, name: &str, (rows, cols), bias: bool| {
+        let bytes = weights(format, rows, cols, Draw::Usual, rng);
+        let w = b.weight(name, format, (1, rows, cols), bytes);
+        let bias = bias.then(|| b.vector(&format!("{name}.bias"), &rng.floats(rows, 1.0)));
+        let out = b.plan.value(format!("{name}.out"), Dim::Tokens, rows);
+        b.plan.push(Op::Linear { x, member: Member { w, bias, out } });
+        out
+    };
+    if glu {
+        let gate = linear(&mut b, h, "gate", (rows, cols), false);
+        let up = linear(&mut b, h, "up", (rows, cols), false);
+        let out = b.like(gate, "glu");
+        b.plan.push(Op::Glu { gate, up, kind: GluKind::Plain(Activation::Silu), out });
+        let down = linear(&mut b, out, "down", (33, rows), false);
+        b.plan.outputs = vec![sum, down];
+    } else {
+        let each =
+            [("q", 70), ("k", 33), ("v", 1)].map(|(name, rows)| linear(&mut b, h, name, (rows, cols), rows == 33));
+        b.plan.outputs = [&[sum][..], &each].concat();
+    }
+    let about = format!("{tokens} tokens, {}", if glu { "gate, up and down" } else { "q, k and v" });
+    Case { precision: Precision::Int8, ..b.case("normed_linear", format, tokens, about) }
+}
+
+pub(super) fn normed_linear(context: &Context<'_>, sink: Sink<'_>) {
+    for format in weight_formats().filter(|f| f.is_block()) {
+        let rng = &mut context.rng(&format!("normed linear {format}"));
+        for (tokens, weighted, glu) in [(1, true, false), (1, false, true), (1, true, true), (3, true, true)] {
+            sink(normed_case(format, (tokens, weighted), glu, rng));
+        }
+    }
+}
+
 pub(super) fn embed(context: &Context<'_>, sink: Sink<'_>) {
     const VOCABULARY: usize = 40;
     for format in weight_formats() {

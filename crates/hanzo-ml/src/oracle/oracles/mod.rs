@@ -109,6 +109,11 @@ pub const ORACLES: &[Oracle] = &[
         about: "gate, up, glu and down, dense and by experts, where only the end is seen",
         cases: contraction::feed_forward,
     },
+    Oracle {
+        name: "normed_linear_numeric",
+        about: "add, norm and the linears that read it: q/k/v, gate and up with glu and down, for one token and for several",
+        cases: contraction::normed_linear,
+    },
     Oracle { name: "moe_qmatvec_numeric", about: "expert linears for one token", cases: moe::matvec },
     Oracle { name: "moe_qmmq_numeric", about: "expert linears for several tokens", cases: moe::gemm },
     Oracle { name: "moe_linear_pair_numeric", about: "expert linears that share x and routing", cases: moe::pair },
