@@ -34,11 +34,16 @@ pub(super) fn threads(features: &Features, wanted: usize, most: u32) -> u32 {
     wanted.min(most_threads(features)).max(features.wave).max(32)
 }
 
-/// Threads of a workgroup that norms one of `runs` runs of `group` columns. Few runs: more threads for a shorter way through one.
-/// Many: fewer waves to wait for.
+/// Threads of a workgroup that norms one of `runs` runs of `group` columns. Few runs: more threads for a shorter way through one, and
+/// for one run, which the mat-vec before may norm (`matvec_norm`), few workgroups to count. Many: fewer waves to wait for.
 pub(super) fn norm_threads(features: &Features, group: usize, runs: usize) -> u32 {
     let items = if group.is_multiple_of(4) { group / 4 } else { group };
-    threads(features, items.div_ceil(if runs <= 8 { 2 } else { 4 }), 1024)
+    let each = match runs {
+        0..=1 => 1,
+        2..=8 => 2,
+        _ => 4,
+    };
+    threads(features, items.div_ceil(each), 1024)
 }
 
 /// Columns of a row that a norm can quantize as it writes them: four f32x4 a thread.
