@@ -1,9 +1,11 @@
-//! What the last workgroup of a mat-vec does besides: the same bits as the launches that it stands for, whichever workgroup is
-//! the last (the harness runs several orders), and a counter left as it was.
+//! What workgroups of a mat-vec do besides, the last one or each: the same bits as the launches that it stands for, whichever
+//! workgroup is the last (the harness runs several orders), and a counter left as it was.
 
 use super::{Acts, Matrix, NONE, Rng, launch, read_f32, read_u32};
 use hanzo_gguf::Format;
-use hanzo_kernels::args::{Matvec, MatvecF32, MatvecNorm, MoeDown, MoeRoute, RmsNorm, RouterSelect};
+use hanzo_kernels::args::{
+    GluMatvec, GluRouted, Matvec, MatvecF32, MatvecNorm, MoeDown, MoeRoute, RmsNorm, RouterSelect,
+};
 use hanzo_kernels::host::Memory;
 
 /// Words of a buffer.
@@ -212,6 +214,56 @@ fn experts_are_selected_by_the_last_workgroup_as_by_a_launch_of_its_own() {
             }
             assert_eq!((words(&m, args.ids), words(&m, args.y)), want, "{format}, {n} experts, wave {wave}");
             assert_eq!(m.f32s(args.logits), made);
+        }
+    }
+}
+
+#[test]
+fn a_glu_that_routes_writes_what_a_routing_and_a_glu_do() {
+    let rng = &mut Rng(13);
+    for wave in [1u32, 8, 32, 64] {
+        for (format, experts, top, score, quant, per_wave) in [
+            (Format::Q4_K, 5, 2, 0, 1, 1),
+            (Format::Q6_K, 33, 4, 2, 0, 2),
+            (Format::IQ3_XXS, 3, 3, 1, 1, 2),
+            (Format::Q4_0, 130, 1, 0, 0, 1),
+        ] {
+            let (threads, rows, cols) = (128u32, 64usize, format.block_len().max(64));
+            let repeat = if quant == 1 { (32 * wave).div_ceil(threads * per_wave) } else { 1 };
+            let [g, u] = [0; 2].map(|_| Matrix::new(format, experts, rows, cols, rng));
+            let acts = Acts::of(&rng.floats(cols), cols);
+            let logits = rng.floats(experts);
+            let k = top as usize;
+            let (codes, groups) = ((k * rows).next_multiple_of(64), k * rows / 32);
+            let room = if quant == 1 { codes + 2 * (4 * groups).next_multiple_of(64) } else { 4 * k * rows };
+            let mut m = Memory::new();
+            let [xq, xd, xs] = acts.bind(&mut m);
+            let (wg, wu, logits) = (g.bind(&mut m), u.bind(&mut m), read_f32(&mut m, &logits));
+            let routing =
+                [("WAVE", wave), ("THREADS", threads), ("SCORE", score), ("EXPERTS", experts as u32), ("TOP", top)];
+            let [ids, y] = [0; 2].map(|_| m.output(4 * k));
+            let live = read_u32(&mut m, &[1]);
+            launch(None, &mut m, &MoeRoute { x: logits, bias: NONE, live, ids, y, scale: 1.5 }, &routing, [1, 1, 1]);
+            let (chosen, shares) = (words(&m, ids), words(&m, y));
+            let (ids, live) = (read_u32(&mut m, &chosen), read_u32(&mut m, &[top]));
+            let (rows, units) = (rows as u32, g.units());
+            let made = m.output(room);
+            let shape =
+                [("WAVE", wave), ("THREADS", threads), ("ROWS", per_wave), ("REPEAT", repeat), ("QUANT", quant)];
+            let mut set = shape.to_vec();
+            set.push(("MOE", 1));
+            let grid = [rows.div_ceil(threads / wave * per_wave * repeat), top, 1];
+            let args = GluMatvec { wg, wu, xq, xd, xs, y: made, live, ids, rows, units, div: top, capacity: top };
+            launch(Some(format), &mut m, &args, &set, grid);
+            let want = (chosen, shares, words(&m, made));
+
+            let (ids, weights, y) = (m.output(4 * k), m.output(4 * k), m.output(room));
+            let args = GluRouted { wg, wu, xq, xd, xs, logits, y, ids, weights, rows, units };
+            let mut set = shape.to_vec();
+            set.extend([&routing[2..], &[("SCALE", 1.5f32.to_bits())]].concat());
+            launch(Some(format), &mut m, &args, &set, grid);
+            let got = (words(&m, ids), words(&m, weights), words(&m, y));
+            assert_eq!(got, want, "{format}, {experts} experts, wave {wave}, quant {quant}");
         }
     }
 }

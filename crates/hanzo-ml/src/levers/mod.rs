@@ -280,6 +280,16 @@ pub const LEVERS: &[Lever] = &[
         kind: LeverKind::Variant,
     },
     Lever {
+        id: "glu_routed",
+        reason: "in one-token steps each workgroup of the experts' gate and up selects its expert itself: one launch and one barrier less a layer",
+        regimes: &[Regime::LaunchDecode],
+        backends: &["vulkan"],
+        oracle: "glu_routed_numeric",
+        default_on: true,
+        changes_layout: false,
+        kind: LeverKind::Variant,
+    },
+    Lever {
         id: "glu_quantize",
         reason: "a gated unit writes its row quantized for the contraction that reads it: one launch and one pass less",
         regimes: &[Regime::LaunchDecode],

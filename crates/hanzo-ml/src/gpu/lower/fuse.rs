@@ -36,23 +36,37 @@ pub(super) fn leaders(plan: &Plan, options: &CompileOptions, features: &Features
         let Op::AddRmsNorm { a, b, .. } = &plan.ops[n] else { return false };
         host(leader, n, m.out, if *a == m.out { *b } else { *a }).is_some()
     };
-    for (i, op) in plan.ops.iter().enumerate() {
-        // A glu runs inside the projections that make its inputs.
-        if let Op::Glu { gate, up, out, .. } = op
-            && levers.on("glu_matvec")
-            && let Some(p) = pair(plan, &producers, *gate, *up)
+    // The projections that op `i` runs inside, if it is a glu.
+    let glu_inside = |leader: &[usize], i: usize, op: &Op| {
+        let Op::Glu { gate, up, out, .. } = op else { return None };
+        let p = pair(plan, &producers, *gate, *up)?;
+        // Quantized on the way, the result exists as planes only.
+        let planes = consumers[out.0 as usize].iter().any(|c| matches!(plan.ops[*c], Op::Quantize { .. }));
+        let alone = consumers[out.0 as usize].len() == 1 && !plan.outputs.contains(out);
+        let fits = levers.on("glu_matvec")
             && [gate, up].iter().all(|v| consumers[v.0 as usize] == [i] && !plan.outputs.contains(*v))
-            && match leader[p] == p {
+            && match leader[p] == p || matches!(plan.ops[leader[p]], Op::MoeRoute { .. }) {
                 true => super::linear::glu_fits(plan, options, features, &plan.ops[p], *out),
                 false => fold::glu_fits(plan, options, features, &plan.ops[p]),
             }
+            && (alone || !planes || !levers.on("glu_quantize"));
+        fits.then_some(p)
+    };
+    for (i, op) in plan.ops.iter().enumerate() {
+        // Experts' gate and up, if a glu runs inside them, route their token themselves.
+        if let Op::MoeLinearGroup { x, ids, .. } = op
+            && levers.on("glu_routed")
+            && let Some(p) = producers[ids.0 as usize]
+            && leader[p] == p
+            && super::route::routed_fits(plan, options, &plan.ops[p])
+            && ready(plan, &producers, &leader, p, *x)
+            && plan.ops.iter().enumerate().skip(i).any(|(g, glu)| glu_inside(&leader, g, glu) == Some(i))
         {
-            // Quantized on the way, the result exists as planes only.
-            let planes = consumers[out.0 as usize].iter().any(|c| matches!(plan.ops[*c], Op::Quantize { .. }));
-            let alone = consumers[out.0 as usize].len() == 1 && !plan.outputs.contains(out);
-            if alone || !planes || !levers.on("glu_quantize") {
-                leader[i] = leader[p];
-            }
+            leader[i] = p;
+        }
+        // A glu runs inside the projections that make its inputs.
+        if let Some(p) = glu_inside(&leader, i, op) {
+            leader[i] = leader[p];
         }
         // The sum over a token's slots runs inside the experts' linear that makes them.
         if let Op::MoeCombine { x, weights, out } = op

@@ -10,8 +10,8 @@ use super::{Lowering, Q8};
 use crate::backend::{CompileOptions, Precision};
 use crate::error::{Error, Result};
 use crate::gpu::launch::{Features, Ptr};
-use crate::plan::{Activation, DType, Dim, GluKind, Member, Op, Plan, ValueId};
-use hanzo_kernels::args::{GemmF32, GluMatvec, Matvec, MatvecF32, Quantize};
+use crate::plan::{Activation, DType, Dim, GluKind, Member, Op, Plan, RouteSpec, ValueId};
+use hanzo_kernels::args::{GemmF32, GluMatvec, GluRouted, Matvec, MatvecF32, Quantize};
 
 /// Adds the op's launches; false if the op is not one of this file's.
 pub(super) fn lower(cx: &mut Lowering<'_>, op: &Op) -> Result<bool> {
@@ -36,7 +36,7 @@ pub(super) fn lower(cx: &mut Lowering<'_>, op: &Op) -> Result<bool> {
             return Ok(true);
         }
         _ => {
-            glu(cx, x, members, None)?;
+            glu(cx, x, members, None, None)?;
             return Ok(true);
         }
     }
@@ -223,8 +223,21 @@ pub(super) fn kind(glu: GluKind) -> (u32, f32, f32) {
     }
 }
 
-/// Gate, up, the glu that reads both and, if it follows too, the quantization of the result.
-pub(super) fn glu(cx: &mut Lowering<'_>, x: ValueId, members: &[Member], experts: Option<Experts>) -> Result<()> {
+/// What a routing inside a glu reads and writes besides ids.
+pub(super) struct Routing<'a> {
+    pub logits: ValueId,
+    pub spec: &'a RouteSpec,
+    pub weights: ValueId,
+}
+
+/// Gate, up, the glu that reads both and, if they follow too, the quantization of the result; before all that, the routing.
+pub(super) fn glu(
+    cx: &mut Lowering<'_>,
+    x: ValueId,
+    members: &[Member],
+    experts: Option<Experts>,
+    routing: Option<Routing<'_>>,
+) -> Result<()> {
     let (mut combined, mut planes) = (None, None);
     for op in cx.followers() {
         match op {
@@ -264,34 +277,30 @@ pub(super) fn glu(cx: &mut Lowering<'_>, x: ValueId, members: &[Member], experts
         Some(v) => Ptr { len: Lowering::planes_bytes(slots as usize, rows as usize), ..cx.q8(v).q },
         None => cx.value(out),
     };
-    let set = [
+    let mut set = vec![
         ("THREADS", threads),
         ("ROWS", per_wave),
-        ("TOKENS", tokens),
         ("UNITS", in_flight),
         ("REPEAT", repeat),
         ("KIND", number),
         ("ALPHA", alpha.to_bits()),
         ("LIMIT", limit.to_bits()),
         ("QUANT", u32::from(planes.is_some())),
-        ("MOE", u32::from(experts.is_some())),
     ];
-    let args = GluMatvec {
-        wg: cx.weight(gate.w)?,
-        wu: cx.weight(up.w)?,
-        xq: q.q,
-        xd: q.d,
-        xs: q.s,
-        y,
-        live: cx.live(out),
-        ids: experts.map_or(Ptr::NONE, |e| cx.value(e.ids)),
-        rows,
-        units,
-        div: experts.map_or(1, |e| e.div),
-        capacity: slots,
-    };
-    let span = teams * per_wave * repeat;
-    cx.launch(Some(format), &args, &set, [rows.div_ceil(span), slots.div_ceil(tokens), 1])
+    let groups = [rows.div_ceil(teams * per_wave * repeat), slots.div_ceil(tokens), 1];
+    let (wg, wu, xq, xd, xs) = (cx.weight(gate.w)?, cx.weight(up.w)?, q.q, q.d, q.s);
+    let ids = experts.map_or(Ptr::NONE, |e| cx.value(e.ids));
+    if let Some(Routing { logits, spec, weights }) = routing {
+        set.extend(super::route::constants(spec, super::route::ALL, false));
+        set.push(("SCALE", spec.scale.to_bits()));
+        let (logits, weights) = (cx.value(logits), cx.value(weights));
+        let args = GluRouted { wg, wu, xq, xd, xs, logits, y, ids, weights, rows, units };
+        return cx.launch(Some(format), &args, &set, groups);
+    }
+    set.extend([("TOKENS", tokens), ("MOE", u32::from(experts.is_some()))]);
+    let (live, div) = (cx.live(out), experts.map_or(1, |e| e.div));
+    let args = GluMatvec { wg, wu, xq, xd, xs, y, live, ids, rows, units, div, capacity: slots };
+    cx.launch(Some(format), &args, &set, groups)
 }
 
 /// Can one kernel run this pair of projections and the glu that makes `out`?

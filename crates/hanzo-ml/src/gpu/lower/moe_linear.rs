@@ -2,7 +2,7 @@
 //! many are sorted by expert there, into tiles of one expert each, of which enough are launched for any routing.
 
 use super::Lowering;
-use super::linear::{Experts, Source, contract, glu};
+use super::linear::{Experts, Routing, Source, contract, glu};
 use super::variants::{self, Input, Load, Task};
 use crate::backend::CompileOptions;
 use crate::error::Result;
@@ -37,7 +37,7 @@ pub(super) fn lower(cx: &mut Lowering<'_>, op: &Op) -> Result<bool> {
             return Ok(true);
         }
         _ => {
-            glu(cx, x, members, Some(experts))?;
+            glu(cx, x, members, Some(experts), None)?;
             return Ok(true);
         }
     }
@@ -46,6 +46,19 @@ pub(super) fn lower(cx: &mut Lowering<'_>, op: &Op) -> Result<bool> {
         contract(cx, Task::Moe, source, x, m, Some(experts))?;
     }
     Ok(true)
+}
+
+/// The routing of one token, and the gate, up and glu of the experts that it chooses.
+pub(super) fn routed(
+    cx: &mut Lowering<'_>,
+    x: ValueId,
+    ids: ValueId,
+    members: &[Member],
+    r: Routing<'_>,
+) -> Result<()> {
+    let k = cx.cols(ids);
+    let experts = Experts { ids, k, n: r.spec.n_expert, div: k as u32 };
+    glu(cx, x, members, Some(experts), Some(r))
 }
 
 /// Slots by expert and the tiles that cover them; sorted once for all linears of one routing.

@@ -2,6 +2,7 @@
 //! last workgroup of the router's own mat-vec does all of it (lever `router_select`, see [`super::fuse`]).
 
 use super::Lowering;
+use super::linear::Routing;
 use super::matvec_norm::one_token;
 use super::rows::threads;
 use super::variants;
@@ -14,6 +15,8 @@ use hanzo_kernels::args::{MoeRoute, RouterSelect};
 const SCORES: u32 = 1;
 const SELECTION: u32 = 2;
 const WEIGHTS: u32 = 4;
+/// The whole of it.
+pub(super) const ALL: u32 = SCORES | SELECTION | WEIGHTS;
 
 /// Adds the op's launches; false if the op is not one of this file's.
 pub(super) fn lower(cx: &mut Lowering<'_>, op: &Op) -> Result<bool> {
@@ -22,7 +25,13 @@ pub(super) fn lower(cx: &mut Lowering<'_>, op: &Op) -> Result<bool> {
         Op::RouteTopK { scores, spec, ids, weights } => route(cx, SELECTION, *scores, spec, Some(*ids), *weights)?,
         Op::RouteNormalise { weights, spec, out } => route(cx, WEIGHTS, *weights, spec, None, *out)?,
         Op::MoeRoute { logits, spec, ids, weights } => {
-            route(cx, SCORES | SELECTION | WEIGHTS, *logits, spec, Some(*ids), *weights)?;
+            let group = cx.followers().find(|op| matches!(op, Op::MoeLinearGroup { .. })).cloned();
+            if let Some(Op::MoeLinearGroup { x, ids, members }) = group {
+                let routing = Routing { logits: *logits, spec, weights: *weights };
+                super::moe_linear::routed(cx, x, ids, &members, routing)?;
+                return Ok(true);
+            }
+            route(cx, ALL, *logits, spec, Some(*ids), *weights)?;
         }
         _ => return Ok(false),
     }
@@ -51,8 +60,14 @@ fn route(
     cx.launch(None, &args, &set, [cx.max_rows(x) as u32, 1, 1])
 }
 
-/// What both kernels are told of a router.
-fn constants(spec: &RouteSpec, stages: u32, biased: bool) -> [(&'static str, u32); 8] {
+/// Can the experts' gate and up do what `op`, a routing, does?
+pub(super) fn routed_fits(plan: &Plan, options: &CompileOptions, op: &Op) -> bool {
+    let Op::MoeRoute { logits, spec, .. } = op else { return false };
+    one_token(options) && plan.val(*logits).rows == Dim::Tokens && spec.bias.is_none() && spec.groups.is_none()
+}
+
+/// What the kernels are told of a router.
+pub(super) fn constants(spec: &RouteSpec, stages: u32, biased: bool) -> [(&'static str, u32); 8] {
     let score = match spec.score {
         RouterScore::Softmax => 0,
         RouterScore::Sigmoid => 1,
@@ -105,7 +120,7 @@ pub(super) fn select(cx: &mut Lowering<'_>, x: ValueId, m: &Member) -> Result<()
         cols: cols as u32,
         scale: spec.scale,
     };
-    let mut set = constants(&spec, SCORES | SELECTION | WEIGHTS, biased).to_vec();
+    let mut set = constants(&spec, ALL, biased).to_vec();
     set.extend([
         ("THREADS", threads),
         ("SPLIT", split),

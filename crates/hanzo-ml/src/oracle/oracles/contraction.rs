@@ -4,7 +4,7 @@ use super::{Builder, Context, Sink, weight_formats};
 use crate::backend::Precision;
 use crate::oracle::case::Case;
 use crate::oracle::random::{Draw, Rng, weights};
-use crate::plan::{Activation, Dim, GluKind, Member, Op};
+use crate::plan::{Activation, Dim, GluKind, Member, Op, RouteSpec, RouterScore};
 use hanzo_gguf::Format;
 
 /// A linear of random activations: `x [tokens, cols]`, `w [rows, cols]`.
@@ -153,16 +153,33 @@ pub(super) fn group(context: &Context<'_>, sink: Sink<'_>) {
     }
 }
 
-/// Gate and up of one format, their glu and perhaps a down projection, dense or by experts: the last value is the only output.
-fn feed_forward_case(format: Format, tokens: usize, experts: usize, down: bool, rng: &mut Rng) -> Case {
+/// Gate and up of one format, their glu and perhaps a down projection, dense or by experts, who are given or `routed` from logits:
+/// the last value is the only output.
+fn feed_forward_case(
+    format: Format,
+    (tokens, experts, down): (usize, usize, bool),
+    routed: Option<RouterScore>,
+    rng: &mut Rng,
+) -> Case {
     let (rows, cols, k) = (format.block_len().max(64), format.block_len().max(64), 2);
     let mut b = Builder::new(cols);
     let x = b.input("x", Dim::Tokens, cols, rng.floats(tokens * cols, 1.0));
-    let ids = (experts > 1).then(|| {
+    let routing = routed.map(|score| {
+        let (normalise, scale) = (score != RouterScore::Sigmoid, if tokens == 1 { 1.0 } else { 2.5 });
+        let spec = RouteSpec { n_expert: experts, top_k: k, score, bias: None, groups: None, normalise, scale };
+        // Of four sizes only: ties, and none that rounding would make.
+        let logits = (0..tokens * experts).map(|_| rng.below(4) as f32 * 0.75 - 1.0).collect();
+        let logits = b.input("logits", Dim::Tokens, experts, logits);
+        super::route::chosen(&mut b, logits, &spec)
+    });
+    let ids = routing.map(|r| r.0).or_else(|| {
+        if experts == 1 {
+            return None;
+        }
         let data =
             (0..tokens).flat_map(|_| rng.permutation(experts)[..k].iter().map(|e| *e as f32).collect::<Vec<_>>());
         let data = data.collect();
-        b.ids("ids", k, data)
+        Some(b.ids("ids", k, data))
     });
     let dim = if ids.is_some() { Dim::Slots(k) } else { Dim::Tokens };
     let mut linear = |b: &mut Builder, x, name: &str, (rows, cols)| {
@@ -183,7 +200,10 @@ fn feed_forward_case(format: Format, tokens: usize, experts: usize, down: bool, 
         out = linear(&mut b, out, "down", (cols, rows));
     }
     if let (true, Some(_)) = (down, ids) {
-        let weights = b.input("weights", Dim::Tokens, k, rng.floats(tokens * k, 0.5));
+        let weights = match routing {
+            Some((_, weights)) => weights,
+            None => b.input("weights", Dim::Tokens, k, rng.floats(tokens * k, 0.5)),
+        };
         let sum = b.plan.value("sum", Dim::Tokens, cols);
         b.plan.push(Op::MoeCombine { x: out, weights, out: sum });
         out = sum;
@@ -198,7 +218,7 @@ pub(super) fn feed_forward(context: &Context<'_>, sink: Sink<'_>) {
         let rng = &mut context.rng(&format!("feed forward {format}"));
         for (tokens, experts) in [(1, 1), (3, 1), (9, 1), (1, 5), (3, 5)] {
             for down in [false, true] {
-                sink(feed_forward_case(format, tokens, experts, down, rng));
+                sink(feed_forward_case(format, (tokens, experts, down), None, rng));
             }
         }
     }
@@ -244,6 +264,24 @@ pub(super) fn normed_linear(context: &Context<'_>, sink: Sink<'_>) {
         for (tokens, weighted, glu) in [(1, true, false), (1, false, true), (1, true, true), (3, true, true)] {
             sink(normed_case(format, (tokens, weighted), glu, rng));
         }
+    }
+}
+
+pub(super) fn routed(context: &Context<'_>, sink: Sink<'_>) {
+    let scores = [RouterScore::Softmax, RouterScore::Sigmoid, RouterScore::SoftmaxSelected];
+    for (i, format) in weight_formats().filter(|f| f.is_block()).enumerate() {
+        let rng = &mut context.rng(&format!("routed {format}"));
+        for (tokens, experts) in [(1, 5), (1, 33), (3, 5)] {
+            for down in [false, true] {
+                let score = scores[(i + usize::from(down)) % scores.len()];
+                sink(feed_forward_case(format, (tokens, experts, down), Some(score), rng));
+            }
+        }
+    }
+    // As many experts as a model has, of whom most are never asked.
+    let rng = &mut context.rng("routed, many");
+    for score in scores {
+        sink(feed_forward_case(Format::Q4_0, (1, 300, true), Some(score), rng));
     }
 }
 

@@ -4,7 +4,7 @@ use super::{Builder, Context, Sink, weight_formats};
 use crate::backend::Precision;
 use crate::oracle::case::Case;
 use crate::oracle::random::{Draw, Rng, weights};
-use crate::plan::{DType, Dim, Member, Op, RouteSpec, RouterScore, ValueId};
+use crate::plan::{Dim, Member, Op, RouteSpec, RouterScore, ValueId};
 use hanzo_gguf::Format;
 
 /// What is in front of a norm.
@@ -113,13 +113,7 @@ fn select_case(format: Format, (tokens, cols): (usize, usize), spec: &RouteSpec,
         let bias: Vec<f32> = (0..n).map(|_| rng.gauss() as f32 * 0.3).collect();
         b.vector("bias", &bias)
     });
-    let scores = b.like(logits, "scores");
-    let ids = b.plan.typed_value("ids", Dim::Tokens, spec.top_k, DType::I32);
-    let raw = b.plan.value("raw", Dim::Tokens, spec.top_k);
-    let shares = b.plan.value("shares", Dim::Tokens, spec.top_k);
-    b.plan.push(Op::RouteScores { logits, spec: spec.clone(), out: scores });
-    b.plan.push(Op::RouteTopK { scores, spec: spec.clone(), ids, weights: raw });
-    b.plan.push(Op::RouteNormalise { weights: raw, spec: spec.clone(), out: shares });
+    let (ids, shares) = super::route::chosen(&mut b, logits, &spec);
     b.plan.outputs = vec![ids, shares];
     let about = format!("{:?}, {n} experts, {cols} columns, {tokens} tokens, biased: {biased}", spec.score);
     b.case("router_select", format, tokens, about)

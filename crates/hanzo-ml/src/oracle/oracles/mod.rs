@@ -143,6 +143,11 @@ pub const ORACLES: &[Oracle] = &[
         about: "a matrix, the residual sum and its norm, one behind the other, dense and by experts",
         cases: last::norm,
     },
+    Oracle {
+        name: "glu_routed_numeric",
+        about: "routing, gate, up, glu and down, where only the end is seen",
+        cases: contraction::routed,
+    },
     Oracle { name: "router_select_numeric", about: "a router and its selection: ids exactly", cases: last::select },
     Oracle { name: "moe_combine_numeric", about: "weighted sum of the experts' outputs", cases: moe::combine },
     Oracle { name: "short_conv_numeric", about: "causal convolution with carried state", cases: recurrent::short_conv },

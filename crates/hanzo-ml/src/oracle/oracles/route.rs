@@ -1,7 +1,19 @@
 //! Cases of routing.
 
 use super::{Builder, Context, Sink};
-use crate::plan::{DType, Dim, Op, RouteSpec, RouterScore};
+use crate::plan::{DType, Dim, Op, RouteSpec, RouterScore, ValueId};
+
+/// The experts that logits choose, and their weights.
+pub(super) fn chosen(b: &mut Builder, logits: ValueId, spec: &RouteSpec) -> (ValueId, ValueId) {
+    let scores = b.like(logits, "scores");
+    let ids = b.plan.typed_value("ids", Dim::Tokens, spec.top_k, DType::I32);
+    let raw = b.plan.value("raw", Dim::Tokens, spec.top_k);
+    let weights = b.plan.value("weights", Dim::Tokens, spec.top_k);
+    b.plan.push(Op::RouteScores { logits, spec: spec.clone(), out: scores });
+    b.plan.push(Op::RouteTopK { scores, spec: spec.clone(), ids, weights: raw });
+    b.plan.push(Op::RouteNormalise { weights: raw, spec: spec.clone(), out: weights });
+    (ids, weights)
+}
 
 pub(super) fn route(context: &Context<'_>, sink: Sink<'_>) {
     let rng = &mut context.rng("route");
@@ -45,13 +57,7 @@ pub(super) fn route(context: &Context<'_>, sink: Sink<'_>) {
                     let bias: Vec<f32> = (0..n).map(|_| if ties { 0.25 } else { rng.gauss() as f32 * 0.3 }).collect();
                     b.vector("bias", &bias)
                 });
-                let scores = b.like(logits, "scores");
-                let ids = b.plan.typed_value("ids", Dim::Tokens, spec.top_k, DType::I32);
-                let raw = b.plan.value("raw", Dim::Tokens, spec.top_k);
-                let weights = b.plan.value("weights", Dim::Tokens, spec.top_k);
-                b.plan.push(Op::RouteScores { logits, spec: spec.clone(), out: scores });
-                b.plan.push(Op::RouteTopK { scores, spec: spec.clone(), ids, weights: raw });
-                b.plan.push(Op::RouteNormalise { weights: raw, spec: spec.clone(), out: weights });
+                let (ids, weights) = chosen(&mut b, logits, &spec);
                 b.plan.outputs = vec![ids, weights];
                 sink(b.case("moe_route", "-", tokens, format!("{:?}, {name}, ties: {ties}", spec.score)));
             }
