@@ -4,7 +4,7 @@
 use super::{Acts, Matrix, NONE, Rng, launch, read_f32, read_u32};
 use hanzo_gguf::Format;
 use hanzo_kernels::args::{
-    GluMatvec, GluRouted, Matvec, MatvecF32, MatvecNorm, MoeDown, MoeRoute, RmsNorm, RouterSelect,
+    GluMatvec, GluRouted, Matvec, MatvecF32, MatvecGroup, MatvecNorm, MoeDown, MoeRoute, RmsNorm, RouterSelect,
 };
 use hanzo_kernels::host::Memory;
 
@@ -264,6 +264,57 @@ fn a_glu_that_routes_writes_what_a_routing_and_a_glu_do() {
             launch(Some(format), &mut m, &args, &set, grid);
             let got = (words(&m, ids), words(&m, weights), words(&m, y));
             assert_eq!(got, want, "{format}, {experts} experts, wave {wave}, quant {quant}");
+        }
+    }
+}
+
+#[test]
+fn matrices_of_one_launch_are_each_multiplied_as_by_a_launch_of_its_own() {
+    let rng = &mut Rng(14);
+    for wave in [1u32, 8, 32, 64] {
+        for (format, rows, per_wave, split, repeat) in [
+            (Format::Q4_K, [70, 9, 33], 1, 1, 1),
+            (Format::IQ2_S, [40, 40, 3], 2, 1, 2),
+            (Format::Q6_K, [64, 1, 0], 1, 2, 1),
+        ] {
+            let (threads, cols) = (128, 2 * format.block_len().max(64));
+            let split = if threads / wave >= split { split } else { 1 };
+            let members = rows.iter().filter(|r| **r > 0).count();
+            let ws: Vec<Matrix> = rows.iter().map(|r| Matrix::new(format, 1, (*r).max(1), cols, rng)).collect();
+            let acts = Acts::of(&rng.floats(cols), cols);
+            let mut m = Memory::new();
+            let [xq, xd, xs] = acts.bind(&mut m);
+            let (live, at) = (read_u32(&mut m, &[1]), [0, 1, 2].map(|i| ws[i].bind(&mut m)));
+            let (units, span) = (ws[0].units(), threads / wave / split * per_wave * repeat);
+            let shape =
+                [("WAVE", wave), ("THREADS", threads), ("ROWS", per_wave), ("SPLIT", split), ("REPEAT", repeat)];
+            let mut want = Vec::new();
+            for i in 0..members {
+                let (y, rows) = (m.output(4 * rows[i]), rows[i] as u32);
+                let (w, bias, ids) = (at[i], NONE, NONE);
+                let args = Matvec { w, xq, xd, xs, bias, y, live, ids, rows, units, div: 1, bias_stride: 0 };
+                launch(Some(format), &mut m, &args, &shape, [rows.div_ceil(span), 1, 1]);
+                want.push(words(&m, y));
+            }
+            let mut planes: Vec<u8> = acts.codes.iter().map(|c| *c as u8).collect();
+            let mut begin = |planes: &mut Vec<u8>| {
+                planes.resize(planes.len().next_multiple_of(64), 0);
+                planes.len() as u32 / 16
+            };
+            let d = begin(&mut planes);
+            planes.extend(acts.d.iter().flat_map(|d| d.to_le_bytes()));
+            let s = begin(&mut planes);
+            planes.extend(acts.sums.iter().flat_map(|s| s.to_le_bytes()));
+            let ys = [0, 1, 2].map(|i| if i < members { m.output(4 * rows[i]) } else { NONE });
+            let x = m.read(&planes);
+            let args = MatvecGroup { w0: at[0], w1: at[1], w2: at[2], x, y0: ys[0], y1: ys[1], y2: ys[2] };
+            let rows = rows.map(|r| r as u32);
+            let own = [("ROWS0", rows[0]), ("ROWS1", rows[1]), ("ROWS2", rows[2]), ("XD", d), ("XS", s)];
+            let set = [&shape[..], &own, &[("MEMBERS", members as u32), ("COUNT", units)]].concat();
+            let groups = rows.iter().map(|r| r.div_ceil(span)).sum();
+            launch(Some(format), &mut m, &args, &set, [groups, 1, 1]);
+            let got: Vec<Vec<u32>> = ys[..members].iter().map(|y| words(&m, *y)).collect();
+            assert_eq!(got, want, "{format}, wave {wave}");
         }
     }
 }

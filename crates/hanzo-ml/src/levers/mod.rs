@@ -250,6 +250,16 @@ pub const LEVERS: &[Lever] = &[
         kind: LeverKind::Variant,
     },
     Lever {
+        id: "matvec_group",
+        reason: "in one-token steps matrices of one format over one x share a launch: q, k and v take one or two instead of three",
+        regimes: &[Regime::LaunchDecode],
+        backends: &["vulkan"],
+        oracle: "linear_group_numeric",
+        default_on: true,
+        changes_layout: false,
+        kind: LeverKind::Variant,
+    },
+    Lever {
         id: "norm_quantize",
         reason: "a norm writes its row quantized for the contractions that read it: one launch and one pass less",
         regimes: &[Regime::LaunchDecode],

@@ -1,6 +1,7 @@
 //! Lowering of linears, of groups of them and of the quantization of their input.
 //!
-//! Each member of a group is a launch of its own with no barrier between; which kernel, says [`variants`]. The output head
+//! Each member of a group is a launch of its own with no barrier between, unless [`super::matvec_group`] has one for several;
+//! which kernel, says [`variants`]. The output head
 //! quantizes its few rows in two int8 terms in scratch. A gate and an up whose only reader is a glu run as one kernel with
 //! it (and with the quantization behind it) where [`super::fuse`] says so; a norm behind a matrix is [`super::matvec_norm`]'s, a
 //! router's selection [`super::route`]'s. Experts share [`contract`] and [`glu`].
@@ -40,9 +41,10 @@ pub(super) fn lower(cx: &mut Lowering<'_>, op: &Op) -> Result<bool> {
             return Ok(true);
         }
     }
+    let left = super::matvec_group::lower(cx, x, members)?;
     let head = cx.plan.val(x).rows == Dim::Out && cx.options.precision == Precision::Int8;
     let mut two_terms = None;
-    for m in members {
+    for m in &left {
         if head && cx.plan.wt(m.w).format.is_block() && cx.plan.val(x).dtype == DType::F32 {
             let planes = match two_terms {
                 Some(planes) => planes,

@@ -11,6 +11,7 @@ mod fold;
 mod fuse;
 pub mod levered;
 mod linear;
+mod matvec_group;
 mod matvec_norm;
 mod moe_linear;
 mod one_row;

@@ -130,3 +130,57 @@ pub(super) fn select(cx: &mut Lowering<'_>, x: ValueId, m: &Member) -> Result<()
     ]);
     cx.launch(Some(format), &args, &set, [(rows as u32).div_ceil(threads / wave / split), 1, 1])
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::Program;
+    use crate::gpu::lower::fixtures::{options, scalar, with};
+    use crate::levers::LeverSet;
+    use crate::plan::{Activation, DType, GluKind};
+    use hanzo_gguf::Format;
+
+    /// Routing of logits and the experts' gate, up and glu, whose inputs are there before the logits unless `late`.
+    fn program(tokens: usize, biased: bool, late: bool, on: bool) -> Program {
+        let (cols, n_expert, top_k) = (64, 8, 2);
+        let mut p = Plan::new(cols);
+        let input = p.input("x", Dim::Tokens, cols, DType::F32);
+        let (mut x, logits) = (p.value("h", Dim::Tokens, cols), p.value("logits", Dim::Tokens, n_expert));
+        p.push(Op::RmsNorm { x: input, weight: None, eps: 1e-6, group: cols, out: x });
+        let w = p.weight("router", Format::F32, 1, n_expert, cols);
+        p.push(Op::Linear { x, member: Member { w, bias: None, out: logits } });
+        if late {
+            let doubled = p.value("doubled", Dim::Tokens, cols);
+            p.push(Op::Scale { x, s: 2.0, out: doubled });
+            x = doubled;
+        }
+        let bias = biased.then(|| p.weight("bias", Format::F32, 1, 1, n_expert));
+        let score = RouterScore::Softmax;
+        let spec = RouteSpec { n_expert, top_k, score, bias, groups: None, normalise: true, scale: 1.0 };
+        let ids = p.typed_value("ids", Dim::Tokens, top_k, DType::I32);
+        let weights = p.value("weights", Dim::Tokens, top_k);
+        p.push(Op::MoeRoute { logits, spec, ids, weights });
+        let members = ["gate", "up"].map(|name| {
+            let w = p.weight(name, Format::Q4_0, n_expert, cols, cols);
+            Member { w, bias: None, out: p.value(format!("{name}.out"), Dim::Slots(top_k), cols) }
+        });
+        let (gate, up) = (members[0].out, members[1].out);
+        p.push(Op::MoeLinearGroup { x, ids, members: members.to_vec() });
+        let out = p.value("out", Dim::Slots(top_k), cols);
+        p.push(Op::Glu { gate, up, kind: GluKind::Plain(Activation::Silu), out });
+        p.outputs = vec![ids, weights, out];
+        let options = options(with(LeverSet::default(), "glu_routed", on), tokens);
+        crate::gpu::lower::program(&p, &options, &scalar(), &|_| None).expect("it lowers")
+    }
+
+    #[test]
+    fn in_a_step_of_one_token_experts_route_themselves() {
+        let kernels = |p: &Program| p.launches.iter().map(|l| l.kernel.op).collect::<Vec<_>>();
+        assert_eq!(kernels(&program(1, false, false, true)), ["rms_norm", "matvec_f32", "glu_routed"]);
+        let apart = ["rms_norm", "matvec_f32", "moe_route", "glu_matvec"];
+        assert_eq!(kernels(&program(1, false, false, false)), apart);
+        assert_eq!(kernels(&program(1, true, false, true)), apart);
+        assert_eq!(kernels(&program(3, false, false, true)), apart);
+        assert!(!kernels(&program(1, false, true, true)).contains(&"glu_routed"));
+    }
+}

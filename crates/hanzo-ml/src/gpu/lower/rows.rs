@@ -167,7 +167,9 @@ struct Normed {
 fn rms_norm(cx: &mut Lowering<'_>, n: Normed) -> Result<()> {
     let (rows, runs) = (cx.max_rows(n.a), cx.cols(n.a) / n.group);
     let vec = n.group.is_multiple_of(4);
-    let threads = norm_threads(cx.features, n.group, rows * runs);
+    // A token's sums may not depend on who is with it: as for many.
+    let together = if cx.options.deterministic { usize::MAX } else { rows * runs };
+    let threads = norm_threads(cx.features, n.group, together);
     let w = cx.written(n.out);
     let args = RmsNorm {
         a: cx.value(n.a),
@@ -265,6 +267,7 @@ fn copy(cx: &mut Lowering<'_>, a: ValueId, b: Option<ValueId>, first: usize, gat
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::CompileOptions;
     use crate::gpu::lower::fixtures::{options, scalar, with};
     use crate::gpu::{Buffer, Launch, Program};
     use crate::levers::LeverSet;
@@ -294,6 +297,21 @@ mod tests {
     fn written(launch: &Launch) -> u64 {
         let arena = |t: &&crate::gpu::Touch| t.write && t.buffer == Buffer::Arena;
         launch.touches.iter().filter(arena).map(|t| t.range.end - t.range.start).sum()
+    }
+
+    #[test]
+    fn deterministic_norms_sum_a_row_alike_whatever_comes_with_it() {
+        let threads = |tokens| {
+            let mut p = Plan::new(4096);
+            let x = p.input("x", Dim::Tokens, 4096, DType::F32);
+            let h = p.value("h", Dim::Tokens, 4096);
+            p.push(Op::RmsNorm { x, weight: None, eps: 1e-6, group: 4096, out: h });
+            p.outputs = vec![h];
+            let options = CompileOptions { deterministic: true, ..options(LeverSet::all(), tokens) };
+            let program = crate::gpu::lower::program(&p, &options, &scalar(), &|_| None).expect("it lowers");
+            constant(&program.launches[0], "THREADS")
+        };
+        assert_eq!([1, 3, 40].map(threads), [threads(512); 3]);
     }
 
     #[test]

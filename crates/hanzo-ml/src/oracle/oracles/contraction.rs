@@ -163,13 +163,20 @@ fn feed_forward_case(
 ) -> Case {
     let (rows, cols, k) = (format.block_len().max(64), format.block_len().max(64), 2);
     let mut b = Builder::new(cols);
-    let x = b.input("x", Dim::Tokens, cols, rng.floats(tokens * cols, 1.0));
+    let mut x = b.input("x", Dim::Tokens, cols, rng.floats(tokens * cols, 1.0));
     let routing = routed.map(|score| {
         let (normalise, scale) = (score != RouterScore::Sigmoid, if tokens == 1 { 1.0 } else { 2.5 });
         let spec = RouteSpec { n_expert: experts, top_k: k, score, bias: None, groups: None, normalise, scale };
-        // Of four sizes only: ties, and none that rounding would make.
-        let logits = (0..tokens * experts).map(|_| rng.below(4) as f32 * 0.75 - 1.0).collect();
-        let logits = b.input("logits", Dim::Tokens, experts, logits);
+        // As in a model: a norm, and the router behind it, here of nothing but its bias. Of four sizes only: ties, and none
+        // that rounding would make.
+        let h = b.like(x, "h");
+        b.plan.push(Op::RmsNorm { x, weight: None, eps: 1e-6, group: cols, out: h });
+        x = h;
+        let bias: Vec<f32> = (0..experts).map(|_| rng.below(4) as f32 * 0.75 - 1.0).collect();
+        let zeros = vec![0; 4 * experts * cols];
+        let (w, bias) = (b.weight("router", Format::F32, (1, experts, cols), zeros), Some(b.vector("bias", &bias)));
+        let logits = b.plan.value("logits", Dim::Tokens, experts);
+        b.plan.push(Op::Linear { x, member: Member { w, bias, out: logits } });
         super::route::chosen(&mut b, logits, &spec)
     });
     let ids = routing.map(|r| r.0).or_else(|| {
