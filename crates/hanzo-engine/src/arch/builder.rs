@@ -250,8 +250,9 @@ impl<'a> Builder<'a> {
         if top_k > n_expert {
             return self.bad_key("expert_used_count", format!("{top_k} of {n_expert} experts"));
         }
-        let score = RouterScore::Softmax;
-        let route = RouteSpec { n_expert, top_k, score, bias: None, groups: None, normalise: true, scale: 1.0 };
+        // The same weights as a softmax over all, divided by the selected ones' sum, without the exponentials of the others.
+        let score = RouterScore::SoftmaxSelected;
+        let route = RouteSpec { n_expert, top_k, score, bias: None, groups: None, normalise: false, scale: 1.0 };
         Ok(Some(Experts { route, n_ff, glu }))
     }
 
