@@ -55,11 +55,16 @@ pub(super) fn lower(cx: &mut Lowering<'_>, x: ValueId, m: &Member, experts: Opti
     // As the norm alone: the same sums.
     let threads = norm_threads(cx.features, w.rows, 1);
     let wave = cx.features.wave;
-    let usual = (1, variants::units_in_flight((units * slots.max(1)) as usize, wave));
-    let shape = (slots == 0 && cx.options.levers.on("matvec_split"))
-        .then(|| variants::waves_of_long_rows(format, (w.rows, units as usize), true, threads, wave));
+    let places = (units * slots.max(1)) as usize;
+    let usual = (1, variants::units_in_flight(places, wave));
+    let shape = match slots {
+        _ if !cx.options.levers.on("matvec_split") => None,
+        0 => variants::waves_of_long_rows(format, (w.rows, units as usize), true, threads, wave),
+        _ => (places >= 4 * wave as usize && threads / wave > 1)
+            .then(|| (2, variants::units_in_flight(places, 2 * wave))),
+    };
     let there = |s: &(u32, u32)| rows * s.0 <= RESIDENT;
-    let (split, in_flight) = shape.flatten().filter(there).unwrap_or(usual);
+    let (split, in_flight) = shape.filter(there).unwrap_or(usual);
     let words = |q: &Q8, p: Ptr| ((p.offset - q.q.offset) / 4) as u32;
     let whole = |q: &Q8| Ptr { len: q.s.offset + q.s.len - q.q.offset, ..q.q };
     let to = cx.written(out);
