@@ -60,7 +60,7 @@ pub(super) fn lower(cx: &mut Lowering<'_>, x: ValueId, m: &Member, experts: Opti
     let shape = match slots {
         _ if !cx.options.levers.on("matvec_split") => None,
         0 => variants::waves_of_long_rows(format, (w.rows, units as usize), true, threads, wave),
-        _ => (places >= 4 * wave as usize && threads / wave > 1)
+        _ => (places >= 2 * wave as usize && threads / wave > 1)
             .then(|| (2, variants::units_in_flight(places, 2 * wave))),
     };
     let there = |s: &(u32, u32)| rows * s.0 <= RESIDENT;
