@@ -100,7 +100,7 @@ mod tests {
         let members: Vec<Member> = members.collect();
         p.outputs = members.iter().map(|m| m.out).collect();
         p.push(Op::LinearGroup { x, members });
-        let options = options(with(LeverSet::all(), "matvec_group", on), tokens);
+        let options = options(with(LeverSet::default(), "matvec_group", on), tokens);
         crate::gpu::lower::program(&p, &options, &scalar(), &|_| None).expect("it lowers")
     }
 
