@@ -11,7 +11,12 @@ struct __align__(16) f32x4 { f32 x, y, z, w; };
 #define FN static __device__ __forceinline__
 #define CONST static __device__ constexpr
 #define UNROLL _Pragma("unroll")
+// RESIDENT workgroups of an op that has such a constant share a unit's registers.
+#ifdef RESIDENT
+#define HZ_BOUNDS(n_) __launch_bounds__(n_, RESIDENT)
+#else
 #define HZ_BOUNDS(n_) __launch_bounds__(n_)
+#endif
 #define HZ_RO const u32* __restrict__
 #define HZ_RW u32* __restrict__
 
@@ -149,3 +154,29 @@ FN HzInt4 hz_mma_k16(u32 a0, u32 a1, u32 b0) {
       : "=r"(c.x), "=r"(c.y), "=r"(c.z), "=r"(c.w) : "r"(a0), "r"(a1), "r"(b0), "r"(0));
   return c;
 }
+// Two floats as the nearest halves (bfloat16s), ties to even, the first in the low half.
+FN u32 hz_half2(f32 a, f32 b) {
+  u32 v;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(b), "f"(a));
+  return v;
+}
+FN u32 hz_bfloat2(f32 a, f32 b) {
+  u32 v;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(b), "f"(a));
+  return v;
+}
+#define HZ_MMA_K16(name_, type_) \
+  FN f32x4 name_(u32x4 a, u32 b0, u32 b1, f32x4 c) { \
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." type_ "." type_ ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
+        : "+f"(c.x), "+f"(c.y), "+f"(c.z), "+f"(c.w) : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1)); \
+    return c; \
+  }
+HZ_MMA_K16(hz_mma_f16, "f16")
+HZ_MMA_K16(hz_mma_bf16, "bf16")
+// Sixteen bytes to workgroup memory beside whatever the thread does: they are there once the thread has waited for their group and, for others, passed a barrier.
+FN void hz_copy16(TileLine to, RO p, u32 i) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" :: "r"((u32)__cvta_generic_to_shared(to)), "l"(__cvta_generic_to_global(p + 4ull * i)) : "memory");
+}
+FN void hz_copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Until all groups but the last n_, a constant, are there.
+#define hz_copy_wait(n_) asm volatile("cp.async.wait_group %0;" :: "n"(n_) : "memory")

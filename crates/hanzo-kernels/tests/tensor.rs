@@ -3,7 +3,7 @@
 #![cfg(unix)]
 
 use hanzo_gguf::{Format, formats::to_float};
-use hanzo_kernels::args::{Args, GemmDot, GemmSimd, Weight};
+use hanzo_kernels::args::{Args, GemmDot, GemmMmaF16, GemmSimd, Weight};
 use hanzo_kernels::host::{HostKernel, Memory};
 use hanzo_kernels::run::Run;
 use hanzo_kernels::{Key, Target, format_file, op, tables, text};
@@ -43,7 +43,33 @@ impl Rng {
     }
 }
 
-/// Compiles and runs a kernel, with the emulated words where it needs them.
+/// A kernel's text for the host, with the emulated words where it needs them.
+fn host_text(name: &'static str, format: Format) -> String {
+    let text = text(Key { op: name, format: Some(format) }, Target::Host).expect("an op of this crate");
+    if !name.starts_with("gemm_") || name == "gemm_dot" || name == "gemm_codes" {
+        return text;
+    }
+    text.replacen("\n// math\n", &format!("{}\n// math\n", include_str!("tensor/words.h")), 1)
+}
+
+/// Compiles and runs a text.
+fn run_text(
+    text: &str,
+    memory: &mut Memory,
+    args: &impl Args<u64>,
+    set: &[(&str, u32)],
+    groups: [u32; 3],
+) -> Result<(), String> {
+    let kernel = HostKernel::compile(text, set).map_err(|e| e.to_string())?;
+    let mut pointers = Vec::new();
+    let mut bytes = args.encode(&mut |at, address| pointers.push((at, address)));
+    for (at, address) in pointers {
+        bytes[at..at + 8].copy_from_slice(&address.to_le_bytes());
+    }
+    kernel.run(memory, &bytes, groups).map_err(|e| e.to_string())
+}
+
+/// Compiles and runs a kernel.
 fn run(
     name: &'static str,
     format: Format,
@@ -52,18 +78,7 @@ fn run(
     set: &[(&str, u32)],
     groups: [u32; 3],
 ) {
-    let mut text = text(Key { op: name, format: Some(format) }, Target::Host).expect("an op of this crate");
-    if name.starts_with("gemm_") && name != "gemm_dot" && name != "gemm_codes" {
-        let words = format!("{}\n// math\n", include_str!("tensor/words.h"));
-        text = text.replacen("\n// math\n", &words, 1);
-    }
-    let kernel = HostKernel::compile(&text, set).unwrap_or_else(|e| panic!("{name} {format}: {e}"));
-    let mut pointers = Vec::new();
-    let mut bytes = args.encode(&mut |at, address| pointers.push((at, address)));
-    for (at, address) in pointers {
-        bytes[at..at + 8].copy_from_slice(&address.to_le_bytes());
-    }
-    kernel.run(memory, &bytes, groups).unwrap_or_else(|e| panic!("{format}: {e}"));
+    run_text(&host_text(name, format), memory, args, set, groups).unwrap_or_else(|e| panic!("{name} {format}: {e}"));
 }
 
 /// Both kernels' outputs for the same random weights and activations.
@@ -157,11 +172,41 @@ fn tensor_core_gemms_are_one_kernel_behind_the_arguments_of_gemm_dot() {
     }
 }
 
-/// The f16 GEMM of Metal against sums in f64 of the same halves.
-fn halves(format: Format, bm: u32, moe: bool) {
+/// A GEMM of halves as a test runs it.
+#[derive(Clone, Copy)]
+struct Tile {
+    kernel: &'static str,
+    /// Rows of x and of w.
+    size: [u32; 2],
+    /// Its constants beside BIAS and MOE.
+    set: &'static [(&'static str, u32)],
+    bfloat: bool,
+}
+
+const SIMD_16: Tile = Tile { kernel: "gemm_simd", size: [16, 64], set: &[("BM", 16)], bfloat: false };
+const SIMD_32: Tile = Tile { kernel: "gemm_simd", size: [32, 64], set: &[("BM", 32)], bfloat: false };
+/// Smaller than on a GPU, so that tails are met.
+const MMA_32: Tile = Tile {
+    kernel: "gemm_mma_f16",
+    size: [32, 64],
+    set: &[("THREADS", 128), ("BM", 32), ("BN", 64), ("MI", 1)],
+    bfloat: false,
+};
+const MMA_BFLOAT: Tile = Tile {
+    set: &[("THREADS", 64), ("BM", 16), ("BN", 32), ("WM", 1), ("MI", 1), ("NI", 1), ("STAGES", 2), ("BFLOAT", 1)],
+    size: [16, 32],
+    bfloat: true,
+    ..MMA_32
+};
+const MMA_128: Tile = Tile { size: [128, 128], set: &[], ..MMA_32 };
+
+/// A GEMM of halves against sums in f64 of the same halves. `edit` changes its text.
+fn halves(tile: Tile, format: Format, moe: bool, edit: impl Fn(String) -> String) -> Result<(), String> {
+    let Tile { kernel, size: [bm, bn], set, bfloat } = tile;
     let rng = &mut Rng(u64::from(format.id()) + u64::from(bm));
     let experts = if moe { 2 } else { 1 };
-    let cols = format.block_len().max(96);
+    // An odd number of units for the formats that can; more steps than stages.
+    let cols = if format.block_len() > 32 { 2 * format.block_len() } else { 288 };
     let weights = Run::whole(format, experts * ROWS, cols).expect("a weight");
     let mut memory = Memory::new();
     let mut gguf = rng.blocks(format, experts * ROWS * cols);
@@ -183,32 +228,50 @@ fn halves(format: Format, bm: u32, moe: bool) {
     let power = |row: &[f32]| 2f32.powi(-row.iter().fold(1e-20f32, |m, v| m.max(v.abs())).log2().floor() as i32);
     let wscale: Vec<f32> = w.chunks(cols).map(power).collect();
     let xscale: Vec<f32> = (0..TOKENS as i32).map(|t| 2f32.powi(t % 5 - 2)).collect();
-    // Halves of 2^-4 .. 2, of either sign.
-    let x: Vec<u16> = (0..TOKENS * cols).map(|_| (rng.bits() as u16 & 0x8fff) | 0x2c00).collect();
+    // Halves of 2^-4 .. 2, bfloat16s of 2^-3 .. 2, of either sign.
+    let x = || if bfloat { (rng.bits() as u16 & 0x81ff) | 0x3e00 } else { (rng.bits() as u16 & 0x8fff) | 0x2c00 };
+    let x: Vec<u16> = std::iter::repeat_with(x).take(TOKENS * cols).collect();
     let bias: Vec<f32> = (0..experts * ROWS).map(|i| i as f32 / 8.0).collect();
     let order: Vec<u32> = (0..TOKENS as u32).map(|i| i * 8 % 21).collect();
     let tiles = [(1usize, 0usize, 11usize), (0, 11, 9)];
     let x_bytes: Vec<u8> = x.iter().flat_map(|h| h.to_le_bytes()).collect();
-    let args = GemmSimd {
-        w: Weight { base: memory.read(&device), planes: weights.layout().planes(), table: list(&mut memory, &table) },
-        wscale: floats(&mut memory, &wscale),
-        xh: memory.read(&x_bytes),
-        xscale: floats(&mut memory, &xscale),
-        bias: floats(&mut memory, &bias),
-        y: memory.output(4 * TOKENS * ROWS),
-        live: list(&mut memory, &[TOKENS as u32 - 1]),
-        tiles: list(&mut memory, &[2, 1, 0, 11, 0, 11, 9]),
-        order: list(&mut memory, &order),
-        rows: ROWS as u32,
-        units: (cols / 32) as u32,
-        div: 1,
-        bias_stride: ROWS as u32,
-    };
-    let groups = [if moe { 3 } else { (TOKENS as u32).div_ceil(bm) }, (ROWS as u32).div_ceil(64), 1];
-    run("gemm_simd", format, &mut memory, &args, &[("BM", bm), ("BIAS", 1), ("MOE", u32::from(moe))], groups);
-    let got = memory.f32s(args.y);
+    let (table, x) = (list(&mut memory, &table), (x, memory.read(&x_bytes)));
+    let weight = Weight { base: memory.read(&device), planes: weights.layout().planes(), table };
+    let (y, live) = (memory.output(4 * TOKENS * ROWS), list(&mut memory, &[TOKENS as u32 - 1]));
+    let (wpower, xpower, biases) =
+        (floats(&mut memory, &wscale), floats(&mut memory, &xscale), floats(&mut memory, &bias));
+    let (tile_list, slots) = (list(&mut memory, &[2, 1, 0, 11, 0, 11, 9]), list(&mut memory, &order));
+    let across = if moe { 3 } else { (TOKENS as u32).div_ceil(bm) };
+    let set: Vec<(&str, u32)> = set.iter().copied().chain([("BIAS", 1), ("MOE", u32::from(moe))]).collect();
+    let text = edit(host_text(kernel, format));
+    macro_rules! launch {
+        ($args:ident) => {{
+            let args = $args {
+                w: weight,
+                wscale: wpower,
+                xh: x.1,
+                xscale: xpower,
+                bias: biases,
+                y,
+                live,
+                tiles: tile_list,
+                order: slots,
+                rows: ROWS as u32,
+                units: (cols / 32) as u32,
+                div: 1,
+                bias_stride: ROWS as u32,
+            };
+            run_text(&text, &mut memory, &args, &set, [across, (ROWS as u32).div_ceil(bn), 1])?
+        }};
+    }
+    match kernel {
+        "gemm_simd" => launch!(GemmSimd),
+        _ => launch!(GemmMmaF16),
+    }
+    let (got, x) = (memory.f32s(y), x.0);
 
-    let half = |bits: u16| f64::from(half_value(bits));
+    let value = |bits: u16| f64::from(if bfloat { f32::from_bits(u32::from(bits) << 16) } else { half_value(bits) });
+    let rounded = |v: f32| f64::from(if bfloat { to_bfloat(v) } else { to_half(v) });
     // The expert of each slot; a slot in no tile stays untouched.
     let mut expert_of = vec![if moe { None } else { Some(0) }; TOKENS];
     for (expert, first, count) in tiles.iter().filter(|_| moe) {
@@ -221,13 +284,15 @@ fn halves(format: Format, bm: u32, moe: bool) {
         for row in 0..ROWS {
             let g = got[slot * ROWS + row];
             let Some(expert) = expert else {
-                assert!(g.is_nan(), "slot {slot} is in no tile");
+                if !g.is_nan() {
+                    return Err(format!("{kernel} {format}: slot {slot} is in no tile and has {g}"));
+                }
                 continue;
             };
             let (w, at) = (&w[(expert * ROWS + row) * cols..][..cols], expert * ROWS + row);
             let (mut sum, mut size) = (0.0, 0.0);
             for (w, x) in w.iter().zip(&x[slot * cols..]) {
-                let p = f64::from(to_half(w * wscale[at])) * half(*x);
+                let p = rounded(w * wscale[at]) * value(*x);
                 sum += p;
                 size += p.abs();
             }
@@ -235,12 +300,23 @@ fn halves(format: Format, bm: u32, moe: bool) {
             let want = sum / scale + f64::from(bias[at]);
             // f32 sums in any order: one rounding an addition, and two at the end.
             let bound = (cols as f64 + 2.0) * 2f64.powi(-24) * (size / scale + f64::from(bias[at]));
-            assert!(
-                (f64::from(g) - want).abs() <= bound,
-                "{format} slot {slot} row {row}: {g} is not {want} within {bound:e}"
-            );
+            if (f64::from(g) - want).abs().is_nan() || (f64::from(g) - want).abs() > bound {
+                return Err(format!("{kernel} {format} slot {slot} row {row}: {g} is not {want} within {bound:e}"));
+            }
         }
     }
+    Ok(())
+}
+
+/// The same, as it is.
+fn meets_f64(tile: Tile, format: Format, moe: bool) {
+    halves(tile, format, moe, |text| text).unwrap_or_else(|e| panic!("{e}"));
+}
+
+/// x, a normal number, rounded to the nearest bfloat16, ties to even.
+fn to_bfloat(x: f32) -> f32 {
+    let bits = x.to_bits();
+    f32::from_bits((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff_0000)
 }
 
 /// A half that is a normal number.
@@ -259,8 +335,37 @@ fn to_half(x: f32) -> f32 {
 #[test]
 fn the_half_gemm_of_metal_meets_f64() {
     for format in [Format::Q8_0, Format::Q6_K, Format::F32, Format::IQ3_XXS] {
-        halves(format, 32, false);
+        meets_f64(SIMD_32, format, false);
     }
-    halves(Format::Q4_K, 16, false);
-    halves(Format::Q4_K, 32, true);
+    meets_f64(SIMD_16, Format::Q4_K, false);
+    meets_f64(SIMD_32, Format::Q4_K, true);
+}
+
+#[test]
+fn the_half_gemm_of_cuda_meets_f64() {
+    for format in [Format::Q8_0, Format::Q6_K, Format::F16, Format::IQ3_XXS] {
+        meets_f64(MMA_32, format, false);
+    }
+    meets_f64(MMA_BFLOAT, Format::BF16, false);
+    meets_f64(MMA_BFLOAT, Format::Q4_K, true);
+    meets_f64(MMA_32, Format::Q4_K, true);
+    // As it is launched.
+    meets_f64(MMA_128, Format::Q4_K, false);
+}
+
+#[test]
+fn a_copy_that_is_not_waited_for_or_not_behind_a_barrier_is_caught() {
+    let faulty = |from: &str, to: &str| {
+        let edit = |text: String| {
+            assert!(text.contains(from), "the kernel has no {from:?}");
+            text.replacen(from, to, 1)
+        };
+        halves(MMA_32, Format::Q8_0, false, edit).expect_err(from)
+    };
+    let wait = "hz_copy_wait(STAGES - 2u);\n    BARRIER;";
+    // It comes while the others read.
+    assert!(faulty(wait, "hz_copy_wait(STAGES - 1u);\n    BARRIER;").contains("races"));
+    assert!(faulty(wait, "hz_copy_wait(STAGES - 2u);").contains("races"));
+    // Copies to where the step at hand is multiplied.
+    assert!(faulty("u32 free = STAGES - 1u;", "u32 free = now;").contains("races"));
 }

@@ -110,6 +110,8 @@ pub struct OpFile {
     pub shared: Vec<Shared>,
     /// Stages the format's codebook in workgroup memory.
     pub grid: bool,
+    /// Its workgroup memory may be more than every launch gets: CUDA's launches ask for it.
+    pub asks: bool,
     /// The text behind `---`.
     pub body: String,
 }
@@ -181,6 +183,7 @@ impl OpFile {
             args: Vec::new(),
             shared: Vec::new(),
             grid: false,
+            asks: false,
             body,
         };
         for (line, words, comment) in &lines {
@@ -212,6 +215,7 @@ impl OpFile {
                     op.constants.push((name.to_string(), value));
                 }
                 (_, ["grid"]) => op.grid = true,
+                (_, ["asks"]) => op.asks = true,
                 (_, ["shared", ty, rest @ ..]) => {
                     let rest = rest.join(" ");
                     let parts = rest.split_once('[').and_then(|(n, s)| Some((n.trim(), s.strip_suffix(']')?.trim())));

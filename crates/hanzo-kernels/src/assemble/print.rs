@@ -1,6 +1,6 @@
 //! Prints a kernel's whole text for a target: constants, prelude, math, format, entry and body.
 
-use super::{ArgKind, Class, FormatFile, OpFile, key};
+use super::{ArgKind, Class, FormatFile, OpFile, Shared, key};
 use std::fmt::Write;
 
 /// The language a kernel is printed in.
@@ -187,6 +187,13 @@ fn c_entry(target: Target, op: &OpFile, format: Option<&FormatFile>) -> String {
         ArgKind::F32 => format!("f32 {n}"),
     };
     let parameters: Vec<String> = op.args.iter().map(|a| parameter(a.kind, &a.name)).collect();
+    // Memory that a launch asks for is one run; arrays start at multiples of 16 bytes.
+    let asked = target == Target::Cuda && op.asks;
+    let bytes = |s: &Shared| format!(" + (({}) * sizeof({}) + 15) / 16", s.size, s.ty);
+    if asked {
+        let all: String = op.shared.iter().map(bytes).collect();
+        let _ = writeln!(e, "extern \"C\" __constant__ u32 hz_asked_bytes = (0{all}) * 16;");
+    }
     match target {
         Target::Msl => {
             let fields: String = parameters.iter().flat_map(|p| p.split(", ")).map(|p| format!("  {p};\n")).collect();
@@ -225,13 +232,19 @@ fn c_entry(target: Target, op: &OpFile, format: Option<&FormatFile>) -> String {
             _ => Ok(()),
         };
     }
+    let mut start = String::from("hz_asked");
+    if asked {
+        e.push_str("  extern __shared__ u32x4 hz_asked[];\n");
+    }
     for s in &op.shared {
         let (ty, n, size) = (&s.ty, &s.name, &s.size);
         let _ = match target {
+            Target::Cuda if asked => writeln!(e, "  {ty}* const {n} = ({ty}*)({start});"),
             Target::Msl => writeln!(e, "  threadgroup {ty} {n}[{size}];"),
             Target::Host => writeln!(e, "  static hz::Shared<{ty}, ({size})> {n}(\"{n}\");"),
             _ => writeln!(e, "  __shared__ {ty} {n}[{size}];"),
         };
+        start.push_str(&bytes(s));
     }
     e
 }

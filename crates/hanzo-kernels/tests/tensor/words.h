@@ -52,6 +52,56 @@ FN HzInt4 hz_mma_k16(u32 a0, u32 a1, u32 b0) {
   u32 ra[4] = {a0, a1, 0u, 0u}, rb[2] = {b0, 0u};
   return mma(ra, rb, 16u);
 }
+// mma.m16n8k16 of halves or bfloat16s: element (i, k) of A is half k % 2 of register i / 8 + 2 (k / 8) of lane (i % 8) * 4 + k % 8 / 2; element (k, n) of
+// B is half k % 2 of register k / 8 of lane n * 4 + k % 8 / 2; C as above, in f32. Products are exact; PTX leaves the order of sums open.
+template <class Value> static f32x4 mma_k16(u32x4 a, u32 b0, u32 b1, f32x4 c, Value value) {
+  u32 words[6] = {a.x, a.y, a.z, a.w, b0, b1};
+  u32(*lanes)[8] = publish(words, 6u);
+  f32 sums[4] = {c.x, c.y, c.z, c.w};
+  for (u32 e = 0u; e < 4u; e++) {
+    u32 i = LANE / 4u + (e / 2u) * 8u, n = LANE % 4u * 2u + e % 2u;
+    for (u32 k = 0u; k < 16u; k++) {
+      u32 of_a = lanes[i % 8u * 4u + k % 8u / 2u][i / 8u + 2u * (k / 8u)], of_b = lanes[n * 4u + k % 8u / 2u][4u + k / 8u];
+      sums[e] += value(of_a >> (16u * (k % 2u)) & 0xffffu) * value(of_b >> (16u * (k % 2u)) & 0xffffu);
+    }
+  }
+  together("read");
+  return mkf4(sums[0], sums[1], sums[2], sums[3]);
+}
+FN f32x4 hz_mma_f16(u32x4 a, u32 b0, u32 b1, f32x4 c) { return mma_k16(a, b0, b1, c, [](u32 h) { return f16_to_f32(h); }); }
+FN f32x4 hz_mma_bf16(u32x4 a, u32 b0, u32 b1, f32x4 c) { return mma_k16(a, b0, b1, c, [](u32 h) { return as_f32(h << 16u); }); }
+FN u32 hz_half2(f32 a, f32 b) { return f32_to_f16(a) | f32_to_f16(b) << 16u; }
+static u32 nearest_bfloat(f32 x) {
+  u32 bits = as_u32(x);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fffu;
+  return (bits + 0x7fffu + (bits >> 16u & 1u)) >> 16u;
+}
+FN u32 hz_bfloat2(f32 a, f32 b) { return nearest_bfloat(a) | nearest_bfloat(b) << 16u; }
+// cp.async: what a thread asked for is in workgroup memory once it has waited for the group that it closed behind it, and for other threads behind a
+// barrier after that. Until then its place holds nothing that may be used.
+struct Asked { TileLine to; u32x4 value; u32 group; };
+static Asked asked[THREADS][64];
+static u32 n_asked[THREADS], groups_closed[THREADS];
+static uint64_t asked_in[THREADS];
+FN void hz_copy16(TileLine to, RO p, u32 i) {
+  u32 me = THREAD;
+  if (asked_in[me] != hz::global_group && n_asked[me] != 0u) hz::fault("a workgroup before this one ended with copies on their way");
+  asked_in[me] = hz::global_group;
+  if (n_asked[me] == 64u) hz::fault("more than 64 copies of a thread are on their way");
+  u32x4 value = LD4(p, i);
+  to.put(mk4(0x7fffdeadu, 0x7fffdeadu, 0x7fffdeadu, 0x7fffdeadu));
+  asked[me][n_asked[me]++] = Asked{to, value, groups_closed[me]};
+}
+FN void hz_copy_commit() { groups_closed[THREAD]++; }
+FN void hz_copy_wait(u32 but) {
+  u32 me = THREAD, left = 0u;
+  for (u32 k = 0u; k < n_asked[me]; k++) {
+    Asked one = asked[me][k];
+    if (one.group + but < groups_closed[me]) one.to.put(one.value);
+    else asked[me][left++] = one;
+  }
+  n_asked[me] = left;
+}
 // v_wmma_i32_16x16x16_iu8, wave 32: lane l % 16 of either half holds row l % 16 of A and column l % 16 of B, 16 bytes each; element (i, n) of C is
 // register i / 2 of lane n + 16 (i % 2). The halves of the wave must hold the same.
 FN HzInt8 hz_wmma_i8(u32x4 a, u32x4 b, HzInt8 c) {

@@ -16,7 +16,8 @@ pub enum MatrixUnit {
     MmaInt8,
     /// CUDA's `mma` of halves (sm_80 and later).
     MmaHalf,
-    /// The same, where it does at least as well as that of bytes without their scales to apply: data-center GPUs since Hopper.
+    /// The same, where it does at least as well as that of bytes, whose sums have scales to apply: data-center GPUs since Hopper. Nothing without
+    /// [`MatrixUnit::MmaHalf`].
     HalfFirst,
     /// RDNA 3's `wmma` of signed bytes, in waves of 32.
     Wmma,
@@ -121,8 +122,14 @@ impl Features {
             90..=109 => mma.with(MatrixUnit::HalfFirst),
             _ => mma,
         };
-        // The memory is what a launch gets without asking for more.
-        Features { int_dot: sm >= 61, shared_bytes: 48 << 10, ..Features::of(32, matrix) }
+        // What a launch may ask for; without asking it gets 48 KiB, which no kernel exceeds but those that say `asks`.
+        let shared_bytes = match sm {
+            0..=79 => 48 << 10,
+            80 | 87 => 163 << 10,
+            90..=119 => 227 << 10,
+            _ => 99 << 10,
+        };
+        Features { int_dot: sm >= 61, shared_bytes, ..Features::of(32, matrix) }
     }
 
     /// An AMD device by its architecture's name, as clang takes it: `gfx1100`, `gfx942`.

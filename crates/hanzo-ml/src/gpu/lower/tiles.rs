@@ -14,7 +14,7 @@ use crate::gpu::launch::Ptr;
 use crate::plan::{Member, ValueId};
 use hanzo_gguf::Format;
 use hanzo_kernels::args::{
-    GemmCodes, GemmCoop, GemmCoop2, GemmDot, GemmMfma, GemmMma, GemmSimd, GemmWmma, Q8ToHalf, RowsToHalf,
+    GemmCodes, GemmCoop, GemmCoop2, GemmDot, GemmMfma, GemmMma, GemmMmaF16, GemmSimd, GemmWmma, Q8ToHalf, RowsToHalf,
 };
 
 /// May the operands of this matrix be rounded to halves?
@@ -97,6 +97,7 @@ pub(super) fn halves(
         "gemm_coop" => launch!(GemmCoop, 128),
         "gemm_coop2" => launch!(GemmCoop2, constant(v, "BN")),
         "gemm_simd" => launch!(GemmSimd, 64),
+        "gemm_mma_f16" => launch!(GemmMmaF16, constant(v, "BN")),
         kernel => Err(unknown(kernel)),
     }
 }

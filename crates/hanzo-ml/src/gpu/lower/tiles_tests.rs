@@ -82,9 +82,34 @@ fn a_cuda_devices_program_multiplies_on_its_tensor_cores() {
 }
 
 #[test]
+fn a_hopper_devices_program_multiplies_halves() {
+    let p = lowered(&Features::cuda(90), Format::Q4_K, 300, 0);
+    let l = gemm(&p);
+    assert_eq!((l.kernel.op, l.kernel.format), ("gemm_mma_f16", Some(Format::Q4_K)));
+    // 300 tokens in tiles of 128, 200 rows in tiles of 128: tiles of x are the fast axis.
+    assert_eq!(l.groups, [3, 2, 1]);
+    let names = ["THREADS", "WAVE", "BM", "BN", "WM", "MI", "NI", "STAGES", "BFLOAT", "BIAS", "MOE"];
+    assert_eq!(constants(l, &names), [256, 32, 128, 128, 2, 4, 2, 3, 0, 0, 0]);
+    // What it reads was made from the quantized rows.
+    let halves = p.launches.iter().find(|l| l.kernel.op == "q8_to_half").expect("rows become halves");
+    for name in ["xh", "xscale"] {
+        assert_eq!(pointer(l, offset(l, name)), pointer(halves, offset(halves, name)), "{name}");
+    }
+    // Float weights, from float rows.
+    let p = lowered(&Features::cuda(90), Format::BF16, 40, 0);
+    assert_eq!((gemm(&p).kernel.op, gemm(&p).groups), ("gemm_mma_f16", [1, 2, 1]));
+    assert!(p.launches.iter().any(|l| l.kernel.op == "rows_to_half"));
+    // Experts: 600 slots of 8, 75 each, and a spare tile an expert.
+    let moe = lowered(&Features::cuda(90), Format::Q4_K, 300, 8);
+    assert_eq!((gemm(&moe).kernel.op, gemm(&moe).groups), ("gemm_mma_f16", [600 / 128 + 1 + 8, 2, 1]));
+    assert!(moe.launches.iter().any(|l| l.kernel.op == "moe_sort" && constants(l, &["TILE"]) == [128]));
+}
+
+#[test]
 fn every_backends_own_tile_is_launched_for_its_device() {
     for (features, kernel, target) in [
         (Features::cuda(89), "gemm_mma", Target::Cuda),
+        (Features::cuda(90), "gemm_mma_f16", Target::Cuda),
         (Features::hip("gfx1100"), "gemm_wmma", Target::Hip),
         (Features::hip("gfx942"), "gemm_mfma", Target::Hip),
         (Features::metal(), "gemm_simd", Target::Msl),
@@ -109,7 +134,7 @@ fn every_backends_own_tile_is_launched_for_its_device() {
 #[test]
 fn matrices_of_a_workgroup_are_a_lever_and_fall_back_to_those_of_a_wave() {
     let both = MatrixUnits::NONE.with(MatrixUnit::Coop).with(MatrixUnit::Coop2);
-    let f = Features { matrix: both, ..Features::cuda(90) };
+    let f = Features { matrix: both, shared_bytes: 48 << 10, ..Features::cuda(90) };
     assert_eq!(gemm(&lowered(&f, Format::Q4_K, 300, 0)).kernel.op, "gemm_coop2");
     let ask = |task, format, tokens, experts: Option<(usize, usize)>| {
         let load = Load { tokens, experts };
@@ -179,7 +204,31 @@ fn each_masked_feature_chooses_the_next_row() {
         (
             &Features::cuda(80),
             Input::Int8,
-            &[("", "gemm_mma", 64), ("mma-int8,mma-f16", "gemm_dot", 64), ("threads=128", "gemm_dot", 32)][..],
+            &[
+                ("", "gemm_mma", 64),
+                ("mma-int8", "gemm_mma_f16", 128),
+                ("mma-int8,mma-f16", "gemm_dot", 64),
+                ("threads=128", "gemm_dot", 32),
+            ][..],
+        ),
+        (
+            &Features::cuda(90),
+            Input::Int8,
+            &[
+                ("", "gemm_mma_f16", 128),
+                ("mma-f16-first", "gemm_mma", 64),
+                ("mma-f16", "gemm_mma", 64),
+                ("shared=49152", "gemm_mma", 64),
+                ("mma-f16-first,mma-int8", "gemm_mma_f16", 128),
+                ("mma-f16,mma-int8", "gemm_dot", 64),
+                ("matrix,dot", "gemm_codes", 64),
+            ][..],
+        ),
+        // Rows of floats stay floats where no unit takes halves.
+        (
+            &Features::cuda(80),
+            Input::Float,
+            &[("", "gemm_mma_f16", 128), ("mma-int8", "gemm_mma_f16", 128), ("mma-f16", "gemm_f32", 64)][..],
         ),
         (&Features::hip("gfx1100"), Input::Int8, &[("", "gemm_wmma", 64), ("wmma", "gemm_dot", 64)][..]),
         (&Features::hip("gfx942"), Input::Int8, &[("", "gemm_mfma", 64), ("mfma", "gemm_dot", 64)][..]),

@@ -78,6 +78,7 @@ impl Need {
         match self {
             Need::Nothing => true,
             Need::IntDot => features.int_dot,
+            Need::Unit(MatrixUnit::HalfFirst) if !features.matrix.has(MatrixUnit::MmaHalf) => false,
             Need::Unit(unit) => features.matrix.has(unit) && features.wave == unit.wave(),
         }
     }
@@ -142,6 +143,10 @@ const MMA_64: &[(&str, u32)] = &[("THREADS", 256), ("BM", 64), ("BN", 128), ("WM
 /// The same for waves of 64, which are half as many.
 const MFMA_32: &[(&str, u32)] = &[("THREADS", 128), ("BM", 32), ("BN", 128), ("WM", 1), ("MI", 2), ("NI", 4)];
 const MFMA_64: &[(&str, u32)] = &[("THREADS", 256), ("BM", 64), ("BN", 128), ("WM", 2), ("MI", 2), ("NI", 4)];
+/// Rows of the tensor-core GEMM of halves: 32, 64 or 128 rows of x by 128 of w with eight waves.
+const HALF_32: &[(&str, u32)] = &[("BM", 32), ("WM", 1), ("MI", 2), ("NI", 1)];
+const HALF_64: &[(&str, u32)] = &[("BM", 64), ("WM", 2), ("MI", 2), ("NI", 2)];
+const HALF_128: &[(&str, u32)] = &[("BM", 128), ("WM", 2), ("MI", 4), ("NI", 2)];
 const HIGH_32: &[(&str, u32)] = &[("BM", 32)];
 const HIGH_64: &[(&str, u32)] = &[("BM", 64)];
 const HIGH_128: &[(&str, u32)] = &[("BM", 128)];
@@ -152,8 +157,14 @@ macro_rules! tiles {
             tile($task, Input::Half, MatrixUnit::Coop, 32, "gemm_coop", HIGH_32),
             tile($task, Input::Half, MatrixUnit::Coop, 64, "gemm_coop", HIGH_64),
             tile($task, Input::Half, MatrixUnit::Coop, ANY, "gemm_coop", HIGH_128),
+            tile($task, Input::Half, MatrixUnit::HalfFirst, 32, "gemm_mma_f16", HALF_32),
+            tile($task, Input::Half, MatrixUnit::HalfFirst, 64, "gemm_mma_f16", HALF_64),
+            tile($task, Input::Half, MatrixUnit::HalfFirst, ANY, "gemm_mma_f16", HALF_128),
             tile($task, Input::Int8, MatrixUnit::MmaInt8, 32, "gemm_mma", MMA_32),
             tile($task, Input::Int8, MatrixUnit::MmaInt8, ANY, "gemm_mma", MMA_64),
+            tile($task, Input::Half, MatrixUnit::MmaHalf, 32, "gemm_mma_f16", HALF_32),
+            tile($task, Input::Half, MatrixUnit::MmaHalf, 64, "gemm_mma_f16", HALF_64),
+            tile($task, Input::Half, MatrixUnit::MmaHalf, ANY, "gemm_mma_f16", HALF_128),
             tile($task, Input::Int8, MatrixUnit::Wmma, 32, "gemm_wmma", MMA_32),
             tile($task, Input::Int8, MatrixUnit::Wmma, ANY, "gemm_wmma", MMA_64),
             tile($task, Input::Int8, MatrixUnit::Mfma, 32, "gemm_mfma", MFMA_32),
@@ -165,7 +176,7 @@ macro_rules! tiles {
 }
 
 /// Tiles on matrix units: the same rows for one matrix and for experts.
-const TILES: [[Variant; 11]; 2] = [tiles!(Task::Linear), tiles!(Task::Moe)];
+const TILES: [[Variant; 17]; 2] = [tiles!(Task::Linear), tiles!(Task::Moe)];
 
 /// Tiles on matrices of a workgroup: lever `coop2`, and only where a whole tile is worth it. Both tiles go through workgroup
 /// memory, once each: two of each would be faster still, but are 72 KiB.
@@ -478,11 +489,15 @@ mod tests {
     fn tiles_add_up() {
         for v in all().filter(|v| v.kernel.starts_with("gemm")) {
             if let Need::Unit(unit) = v.needs {
-                // Half tiles are laid out by their kernels alone.
-                if v.input == Input::Int8 {
-                    let [threads, bm, bn, wm, mi, ni] =
-                        ["THREADS", "BM", "BN", "WM", "MI", "NI"].map(|name| constant(v, name));
+                let [threads, bm, bn, wm, mi, ni] =
+                    ["THREADS", "BM", "BN", "WM", "MI", "NI"].map(|name| constant(v, name));
+                // Other half tiles are laid out by their kernels alone.
+                if v.input == Input::Int8 || v.kernel == "gemm_mma_f16" {
                     assert_eq!((threads, bm), (unit.wave() * wm * (bn / 16 / ni), wm * mi * 16), "{v:?}");
+                }
+                if v.kernel == "gemm_mma_f16" {
+                    assert!((2 * bn).is_multiple_of(threads) && (8 * bm).is_multiple_of(threads), "{v:?}");
+                } else if v.input == Input::Int8 {
                     assert!((bm + bn) * constant(v, "BU") <= 4 * threads, "{v:?}");
                 }
                 continue;
@@ -492,6 +507,19 @@ mod tests {
             assert!(tm * tn <= 16 && tm.is_multiple_of(2), "{v:?}");
             let items = if v.kernel == "gemm_dot" { (bm + bn) * constant(v, "BU") } else { bm + bn };
             assert!(items <= 4 * threads, "{v:?}");
+        }
+    }
+
+    #[test]
+    fn only_kernels_that_ask_take_more_memory_than_every_launch_gets() {
+        let mine = |v: &&Variant| v.needs != Need::Unit(MatrixUnit::Coop2) && v.kernel.starts_with("gemm");
+        for v in all().chain(&PINNED).filter(mine) {
+            let asks = hanzo_kernels::op(v.kernel).is_some_and(|o| o.asks);
+            for (format, _) in hanzo_kernels::formats() {
+                let bytes = hanzo_kernels::shared_bytes(Key { op: v.kernel, format: Some(format) }, v.constants);
+                let most = if asks { 227 << 10 } else { 48 << 10 };
+                assert!(bytes.is_some_and(|n| n <= most), "{v:?} {format}: {bytes:?}");
+            }
         }
     }
 
