@@ -24,5 +24,5 @@ pub fn with(levers: LeverSet, lever: &str, on: bool) -> LeverSet {
 
 /// A device of waves of 32 without matrix units.
 pub fn scalar() -> Features {
-    Features { matrix: MatrixUnits::NONE, ..Features::cuda(90) }
+    Features { matrix: MatrixUnits::NONE, shared_bytes: 48 << 10, ..Features::cuda(90) }
 }
