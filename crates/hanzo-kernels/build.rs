@@ -1,7 +1,8 @@
 //! Reads `prelude/`, `formats/` and `ops/`, compiles every Vulkan kernel to SPIR-V with glslang, and writes into OUT_DIR:
 //! `sources.rs` (the files as text), `args.rs` (one struct of arguments an op) and `spirv.bin` (all modules, deflated).
 //!
-//! A module is compiled again only if its text changed: results are kept in OUT_DIR by a hash of the text.
+//! A module is compiled again only if its text changed: results are kept in OUT_DIR by a hash of the text, each with the time that its compilation
+//! took on a CPU. All of them together have a budget; what is over it is a warning, since machines differ. `compile-time.txt` has the list.
 
 #[path = "src/assemble/mod.rs"]
 #[allow(dead_code, unused_imports)]
@@ -17,6 +18,10 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+/// Seconds on a CPU that compiling every kernel from nothing may take.
+const BUDGET: f64 = 60.0;
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -173,7 +178,7 @@ fn modules(ops: &[OpFile], formats: &[FormatFile], prelude: &str, common: &[Stri
     }
     let cache = out.join("spirv");
     std::fs::create_dir_all(&cache)?;
-    let results: Vec<Mutex<Option<Result<Vec<u32>>>>> = jobs.iter().map(|_| Mutex::new(None)).collect();
+    let results: Vec<Mutex<Option<Result<Module>>>> = jobs.iter().map(|_| Mutex::new(None)).collect();
     let next = AtomicUsize::new(0);
     let workers = std::thread::available_parallelism().map_or(1, |n| n.get());
     std::thread::scope(|scope| {
@@ -190,9 +195,11 @@ fn modules(ops: &[OpFile], formats: &[FormatFile], prelude: &str, common: &[Stri
     });
     let mut raw = Vec::new();
     let mut failed = String::new();
+    let mut times: Vec<(f64, &str)> = Vec::new();
     for ((key, _), result) in jobs.iter().zip(results) {
         match result.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            Some(Ok(words)) => {
+            Some(Ok(Module { words, seconds })) => {
+                times.push((seconds, key));
                 raw.extend((key.len() as u32).to_le_bytes());
                 raw.extend((words.len() as u32).to_le_bytes());
                 raw.extend(key.as_bytes());
@@ -205,21 +212,64 @@ fn modules(ops: &[OpFile], formats: &[FormatFile], prelude: &str, common: &[Stri
     if !failed.is_empty() {
         return Err(failed.into());
     }
+    times.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let total: f64 = times.iter().map(|t| t.0).sum();
+    let mut report = format!("{total:.1} s on a CPU for {} kernels, of a budget of {BUDGET} s\n", times.len());
+    times.iter().for_each(|(seconds, key)| report.push_str(&format!("{seconds:8.4} {key}\n")));
+    if total > BUDGET {
+        println!(
+            "cargo::warning=compiling the kernels takes {}",
+            report.lines().take(4).collect::<Vec<_>>().join("; ")
+        );
+    }
+    std::fs::write(out.join("compile-time.txt"), report)?;
     let mut z = flate2::write::DeflateEncoder::new(Vec::new(), flate2::Compression::default());
     z.write_all(&raw)?;
     Ok(z.finish()?)
 }
 
-fn cached(cache: &Path, key: &str, text: &str) -> Result<Vec<u32>> {
+/// A compiled kernel, and the seconds that it took on a CPU when it was compiled.
+struct Module {
+    words: Vec<u32>,
+    seconds: f64,
+}
+
+fn cached(cache: &Path, key: &str, text: &str) -> Result<Module> {
     let path = cache.join(format!("{key}-{:016x}.spv", hash(text)));
-    if let Ok(bytes) = std::fs::read(&path) {
-        return Ok(bytes.chunks_exact(4).map(|c| u32::from_le_bytes([c[0], c[1], c[2], c[3]])).collect());
+    let time = path.with_extension("seconds");
+    let seconds = std::fs::read_to_string(&time).ok().and_then(|s| s.parse().ok());
+    if let (Some(seconds), Ok(bytes)) = (seconds, std::fs::read(&path)) {
+        let words = bytes.chunks_exact(4).map(|c| u32::from_le_bytes([c[0], c[1], c[2], c[3]])).collect();
+        return Ok(Module { words, seconds });
     }
     // Left beside the result, so that an error's line number can be looked up.
     std::fs::write(cache.join(format!("{key}.glsl")), text)?;
+    let clock = Clock::start();
     let words = compile(text)?;
+    let seconds = clock.seconds();
     std::fs::write(path, words.iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<u8>>())?;
-    Ok(words)
+    std::fs::write(time, seconds.to_string())?;
+    Ok(Module { words, seconds })
+}
+
+/// The time that this thread spends on a CPU, where the system tells (Linux); else the time that passes.
+struct Clock(Instant, Option<f64>);
+
+impl Clock {
+    fn start() -> Clock {
+        Clock(Instant::now(), Clock::on_cpu())
+    }
+
+    /// Seconds on a CPU since the thread began.
+    fn on_cpu() -> Option<f64> {
+        let nanoseconds = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
+        Some(nanoseconds.split(' ').next()?.parse::<f64>().ok()? / 1e9)
+    }
+
+    fn seconds(&self) -> f64 {
+        let on_cpu = self.1.and_then(|start| Some(Clock::on_cpu()? - start));
+        on_cpu.unwrap_or_else(|| self.0.elapsed().as_secs_f64())
+    }
 }
 
 fn compile(text: &str) -> Result<Vec<u32>> {

@@ -165,6 +165,33 @@ fn quantize_lands_a_smaller_model_and_never_overwrites_unasked() {
 }
 
 #[test]
+fn ctrl_c_ends_quantize_with_130_and_leaves_nothing_beside_the_model() {
+    let bench = Bench::new("interrupted");
+    // Much more than a moment's work.
+    let (rows, row) = (4_000, vec![0x3e; 4096 * 4]);
+    let mut writer = GgufWriter::create(bench.path("large.gguf")).unwrap();
+    writer.metadata_mut().set("general.architecture", "test");
+    writer.declare("blk.0.attn_q.weight", &[4096, rows], Format::F32).unwrap();
+    let mut data = writer.begin().unwrap();
+    (0..rows).for_each(|_| data.append(&row).unwrap());
+    data.land().unwrap();
+    let mut child = bench.hanzo(&["quantize", "large.gguf", "small.gguf", "Q4_K_M", "-t", "1"]);
+    let mut child = child.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let left = || {
+        let names = fs::read_dir(&bench.0).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+        names.filter(|n| n.starts_with('.') || n == "small.gguf").collect::<Vec<_>>()
+    };
+    while left().is_empty() {
+        assert_eq!(child.try_wait().unwrap(), None, "it has not begun to write");
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+    // SAFETY: sends a signal to a child that has not been waited for.
+    assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGINT) }, 0);
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert_eq!(left(), Vec::<String>::new());
+}
+
+#[test]
 fn devices_names_the_kernels_in_force() {
     let bench = Bench::new("devices");
     let json: Value = serde_json::from_str(&bench.ok(&["devices", "--json"])).unwrap();

@@ -61,6 +61,21 @@ pub enum Error {
     /// No token can be chosen, or the sampling parameters make no sense.
     #[error(transparent)]
     Sample(#[from] crate::sample::SampleError),
+    /// Logits that are no distribution.
+    #[error(
+        "the logits after token {position} are not numbers ({nan} NaN and {infinite} infinite of {n_vocab}): a weight or a scale of \
+         the model is broken, or its activations overflow; try --exact, or another device"
+    )]
+    NotANumber {
+        /// Index of the token among those evaluated.
+        position: usize,
+        /// How many are NaN.
+        nan: usize,
+        /// How many are infinite.
+        infinite: usize,
+        /// All of them.
+        n_vocab: usize,
+    },
     /// A sequence would grow beyond the context.
     #[error("the context is full: {len} tokens and {more} more do not fit {n_ctx}; raise --ctx-size")]
     ContextFull {

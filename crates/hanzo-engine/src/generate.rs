@@ -116,6 +116,7 @@ impl<'a> Generator<'a> {
             return Err(Error::Option { name: "prompt", what: "has no tokens; nothing can follow it".into() });
         }
         let started = Instant::now();
+        options.sampler.check_vocabulary(context.model().n_vocab())?;
         let mut sampler = Sampler::new(options.sampler.clone())?;
         prompt.iter().for_each(|t| sampler.accept(*t));
         let mut logits = vec![0.0; context.model().n_vocab()];

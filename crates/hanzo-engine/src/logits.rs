@@ -1,7 +1,7 @@
 //! Log-probabilities of given tokens: what `logits` and `perplexity` are made of. One row of the vocabulary at a time.
 
 use crate::context::{Context, Control, Rows};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::kv::Sequence;
 
 /// Turns logits into log-probabilities in place: `x - max - ln(sum(exp(x - max)))`, summed in f64.
@@ -16,6 +16,9 @@ pub fn log_softmax(row: &mut [f32]) {
 /// from index `from` on: `sink(i, row)` is the distribution of `ids[i + 1]`.
 ///
 /// At most one row of the vocabulary is held besides the head's chunk, however many ids there are.
+///
+/// # Errors
+/// Those of [`Context::eval`], and [`Error::NotANumber`] for the first row that is no distribution; nothing of it or after it reaches `sink`.
 pub fn log_probs(
     context: &mut Context,
     seq: &mut Sequence,
@@ -25,11 +28,25 @@ pub fn log_probs(
     sink: &mut dyn FnMut(usize, &[f32]),
 ) -> Result<()> {
     let mut row = vec![0.0; context.model().n_vocab()];
+    let mut broken = None;
     context.eval(seq, ids, Rows::From(from), control, &mut |i, logits| {
         row.copy_from_slice(logits);
         log_softmax(&mut row);
-        sink(i, &row);
-    })
+        if broken.is_none() && row.iter().any(|x| x.is_nan()) {
+            broken = Some(not_a_number(i, logits));
+        }
+        if broken.is_none() {
+            sink(i, &row);
+        }
+    })?;
+    broken.map_or(Ok(()), Err)
+}
+
+/// Logits that are no distribution: any NaN or infinity above, or nothing but infinities below.
+fn not_a_number(position: usize, logits: &[f32]) -> Error {
+    let count = |bad: fn(&f32) -> bool| logits.iter().filter(|x| bad(x)).count();
+    let (nan, infinite) = (count(|x| x.is_nan()), count(|x| x.is_infinite()));
+    Error::NotANumber { position, nan, infinite, n_vocab: logits.len() }
 }
 
 /// The negative log-likelihood of some tokens, in nats.
@@ -98,6 +115,16 @@ mod tests {
         let sum: f64 = row.iter().map(|x| (*x as f64).exp()).sum();
         assert!((sum - 1.0).abs() < 1e-6, "{row:?}");
         assert!((row[1] - row[0] - 1.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn logits_that_are_no_distribution_are_counted_with_their_position() {
+        let e = not_a_number(7, &[f32::NAN, 1.0, f32::INFINITY, f32::NAN]).to_string();
+        assert!(e.contains("token 7") && e.contains("2 NaN") && e.contains("1 infinite") && e.contains("of 4"), "{e}");
+        for mut row in [vec![f32::NAN, 0.0], vec![f32::INFINITY, 0.0], vec![f32::NEG_INFINITY; 2]] {
+            log_softmax(&mut row);
+            assert!(row.iter().any(|x| x.is_nan()));
+        }
     }
 
     #[test]

@@ -5,9 +5,11 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// A file being written that lands at its path only when [`Landing::land`] is called: a reader never sees half of it,
-/// and what was there before stays until then. Dropped without landing, it leaves nothing behind.
+/// and what was there before stays until then. Dropped without landing, it leaves nothing behind; what a killed process left
+/// beside its path, the next one to write there removes.
 ///
 /// ```
 /// use hanzo_gguf::Landing;
@@ -48,6 +50,7 @@ impl Landing {
                 return Err(io::Error::new(io::ErrorKind::InvalidInput, "the path is no regular file; choose another"));
             }
         }
+        sweep(&path);
         let (temporary, file) = create_temporary(&path)?;
         Ok(Landing { path, temporary, file: BufWriter::with_capacity(1 << 20, file) })
     }
@@ -68,16 +71,47 @@ impl Landing {
     }
 }
 
-/// Creates a file of a new name beside `path`.
+/// How old a leftover must be: a file is locked only after it was made.
+const STALE: Duration = Duration::from_secs(60);
+
+/// What temporary names begin and end with.
+const TEMPORARY: (&str, &str) = (".landing-", ".tmp");
+
+/// Removes temporary files beside `path` that nobody is writing: those that are written are locked, and a lock goes with its process. What cannot
+/// be looked at or removed stays.
+fn sweep(path: &Path) {
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let ours = name.to_str().is_some_and(|n| n.starts_with(TEMPORARY.0) && n.ends_with(TEMPORARY.1));
+        let regular = entry.file_type().is_ok_and(|t| t.is_file());
+        let age = || entry.metadata().ok()?.modified().ok()?.elapsed().ok();
+        if ours
+            && regular
+            && age().is_some_and(|age| age >= STALE)
+            && let Ok(file) = OpenOptions::new().write(true).open(entry.path())
+            && file.try_lock().is_ok()
+        {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// Creates a file of a new name beside `path`, locked as long as it is written.
 fn create_temporary(path: &Path) -> io::Result<(PathBuf, File)> {
     static COUNTER: AtomicU64 = AtomicU64::new(0);
     loop {
         // The process id alone is not unique: a killed container's leftover has the id that the next one gets. Short,
         // because `path`'s own name may be as long as names can be.
-        let name = format!(".landing-{}-{}.tmp", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed));
+        let count = COUNTER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{}{}-{count}{}", TEMPORARY.0, std::process::id(), TEMPORARY.1);
         let temporary = path.with_file_name(name);
         match OpenOptions::new().write(true).create_new(true).open(&temporary) {
-            Ok(file) => return Ok((temporary, file)),
+            Ok(file) => {
+                // Where a file system has no locks, leftovers stay, and so does this.
+                let _ = file.try_lock();
+                return Ok((temporary, file));
+            }
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => continue,
             Err(e) => return Err(e),
         }
@@ -104,5 +138,34 @@ impl Drop for Landing {
     fn drop(&mut self) {
         // After a landing the temporary name is gone already; if removing fails there is no one to tell.
         let _ = fs::remove_file(&self.temporary);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::SystemTime;
+
+    #[test]
+    fn what_a_killed_process_left_is_removed_and_what_is_being_written_is_not() {
+        let folder = std::env::temp_dir().join(format!("hanzo-landing-test-{}", std::process::id()));
+        fs::create_dir_all(&folder).expect("a folder");
+        let old = SystemTime::now() - 2 * STALE;
+        let leave = |name: &str| {
+            let file = File::create(folder.join(name)).expect("a file");
+            file.set_modified(old).expect("a time");
+        };
+        leave(".landing-1-0.tmp");
+        leave("landing-1-0.tmp");
+        File::create(folder.join(".landing-2-0.tmp")).expect("a new file");
+        let slow = Landing::create(folder.join("slow")).expect("a file to be written");
+        slow.file.get_ref().set_modified(old).expect("a time");
+        Landing::create(folder.join("next")).expect("a file").land().expect("landed");
+        let there = |name: &str| folder.join(name).exists();
+        assert!(!there(".landing-1-0.tmp"), "a leftover");
+        assert!(there("landing-1-0.tmp") && there(".landing-2-0.tmp") && there("next"));
+        slow.land().expect("landed");
+        assert!(there("slow"));
+        fs::remove_dir_all(folder).expect("clean up");
     }
 }

@@ -33,6 +33,17 @@ pub fn spirv(key: Key) -> Option<&'static [u32]> {
     unpacked().get(&key.to_string()).map(Vec::as_slice)
 }
 
+/// Does the kernel's SPIR-V ask for matrix units (cooperative matrices), which not every device has?
+pub fn needs_matrix_units(key: Key) -> bool {
+    // SPIR-V: five words of header, then instructions: their words in the high half of the first, the opcode in the low half.
+    const CAPABILITY: u32 = 17;
+    // CooperativeMatrixKHR, and what NV_cooperative_matrix2 adds.
+    const UNITS: [u32; 6] = [6022, 5430, 5431, 5432, 5433, 5434];
+    let words = spirv(key).unwrap_or_default();
+    let capabilities = words.get(5..).unwrap_or_default().as_chunks::<2>().0.iter();
+    capabilities.take_while(|w| w[0] == 2 << 16 | CAPABILITY).any(|w| UNITS.contains(&w[1]))
+}
+
 /// Bytes of all modules: packed and unpacked.
 pub fn spirv_bytes() -> (usize, usize) {
     (PACKED.len(), unpacked().values().map(|m| 4 * m.len()).sum())

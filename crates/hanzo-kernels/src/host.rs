@@ -1,6 +1,7 @@
 //! Runs the text of a kernel for [`Target::Host`](crate::Target::Host) on the CPU, for tests: compiles it with the C++ compiler, loads it and
 //! calls it with buffers, arguments and a grid. What the host prelude finds wrong comes back as an error. Nothing here knows a kernel.
-use std::collections::HashMap;
+use crate::{Key, Target};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Write;
@@ -43,6 +44,8 @@ struct RawBuffer {
 /// A kernel for the host, compiled for one set of constants. The same text and constants give the same library, from a cache on disk.
 pub struct HostKernel {
     run: Arc<Mutex<Run>>,
+    /// Noted once it has run.
+    record: PathBuf,
     /// Workgroups tell each other that they are done.
     counts: bool,
 }
@@ -56,18 +59,20 @@ impl HostKernel {
         let mut hash = DefaultHasher::new();
         (text, &flags).hash(&mut hash);
         let counts = text.split_once("\n// op ").is_some_and(|(_, body)| body.contains("ATOMIC_ADD("));
+        let wave = constants.iter().find(|c| c.0 == "WAVE").map_or(WAVE, |c| c.1);
+        let record = record(text, wave);
         let library = directory().join(format!("{:016x}.so", hash.finish()));
         // Held while compiling too: tests run in threads, and two compilers at once gain nothing where cores are few.
         let mut loaded = LOADED.get_or_init(Default::default).lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(run) = loaded.get(&library) {
-            return Ok(HostKernel { run: run.clone(), counts });
+            return Ok(HostKernel { run: run.clone(), record, counts });
         }
         if !library.exists() {
             build(text, &flags, &library)?;
         }
         let run = Arc::new(Mutex::new(load(&library)?));
         loaded.insert(library, run.clone());
-        Ok(HostKernel { run, counts })
+        Ok(HostKernel { run, record, counts })
     }
 
     /// Runs it: `args` are the bytes of the op's argument struct, whose pointers are addresses in `memory`. A kernel that counts
@@ -118,6 +123,8 @@ impl HostKernel {
             )
         };
         if rc == 0 {
+            // A record that cannot be written is one that `unrun` misses.
+            let _ = std::fs::write(&self.record, []);
             return Ok(());
         }
         let end = message.iter().position(|&c| c == 0).unwrap_or(message.len());
@@ -233,6 +240,44 @@ fn directory() -> PathBuf {
     let target = std::env::var_os("CARGO_TARGET_DIR")
         .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target"), PathBuf::from);
     target.join("host-kernels")
+}
+
+/// The wave of a kernel whose constants do not say another.
+const WAVE: u32 = 32;
+
+/// The file that says that a text has run without a fault at a wave. What stands before the math does not count: tests put words there.
+fn record(text: &str, wave: u32) -> PathBuf {
+    let mut hash = DefaultHasher::new();
+    text.split_once("\n// math\n").map_or(text, |(_, own)| own).hash(&mut hash);
+    directory().join(format!("{:016x}.ran{wave}", hash.finish()))
+}
+
+/// What has not run as it is now, by name and wave: every op at each of the waves, and every format in some op. (No format has a word of waves in
+/// it, and no op one of a format.) Runs are noted beside the compiled kernels, by whatever process ran them. An op of one backend is for its own wave
+/// alone; one without a word of waves is the same at any. Vulkan's own ops are not for the host.
+pub fn unrun(waves: &[u32]) -> Vec<(String, u32)> {
+    let mut missing = Vec::new();
+    let mut formats = HashSet::new();
+    for op in crate::ops().iter().filter(|op| op.backend.as_deref() != Some(Target::Glsl.name())) {
+        let all: BTreeSet<Key> = Target::ALL.into_iter().flat_map(crate::kernels).filter(|k| k.op == op.name).collect();
+        let mut ran = HashSet::new();
+        for key in all {
+            let Some(text) = crate::text(key, Target::Host) else { continue };
+            let at: Vec<u32> = [1, 8, 32, 64].into_iter().filter(|wave| record(&text, *wave).exists()).collect();
+            formats.extend(key.format.filter(|_| !at.is_empty()));
+            ran.extend(at);
+        }
+        let words = op.body.split(|c: char| !c.is_alphanumeric() && c != '_');
+        let of_waves = |w: &str| matches!(w, "WAVE" | "WAVE_ID" | "LANE") || w.starts_with("wave_");
+        if op.backend.is_none() && words.into_iter().any(of_waves) {
+            missing.extend(waves.iter().filter(|w| !ran.contains(w)).map(|w| (op.name.clone(), *w)));
+        } else if ran.is_empty() {
+            missing.push((op.name.clone(), WAVE));
+        }
+    }
+    let left = crate::formats().filter(|f| !formats.contains(&f.0));
+    missing.extend(left.map(|f| (f.0.to_string(), WAVE)));
+    missing
 }
 
 fn build(text: &str, flags: &[String], library: &Path) -> Result<(), Error> {

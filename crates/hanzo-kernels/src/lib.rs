@@ -16,7 +16,7 @@ pub mod run;
 mod shared;
 pub mod tables;
 
-pub use archive::{spirv, spirv_bytes};
+pub use archive::{needs_matrix_units, spirv, spirv_bytes};
 pub use assemble::Target;
 pub use layout::{Layout, layout};
 pub use shared::shared_bytes;
@@ -145,9 +145,31 @@ mod tests {
     }
 
     #[test]
+    fn only_the_kernels_of_cooperative_matrices_need_matrix_units() {
+        for key in kernels(Target::Glsl) {
+            let own = op(key.op).is_some_and(|o| o.backend.is_some());
+            assert_eq!(needs_matrix_units(key), own, "{key}");
+        }
+    }
+
+    #[test]
     fn the_archive_keeps_within_its_budget() {
         let (packed, modules) = spirv_bytes();
         assert!(packed < 8 << 20 && modules < 64 << 20, "{packed} bytes packed, {modules} unpacked");
+    }
+
+    /// The build script warns where compiling takes over 60 s; what it compiles is the same on every machine.
+    #[test]
+    fn what_the_build_compiles_keeps_within_its_budget() {
+        let texts: Vec<usize> =
+            kernels(Target::Glsl).map(|key| text(key, Target::Glsl).map_or(0, |t| t.len())).collect();
+        let (modules, bytes) = (texts.len(), texts.iter().sum::<usize>());
+        const MODULES: usize = 600;
+        const BYTES: usize = 24 << 20;
+        assert!(
+            modules <= MODULES && bytes <= BYTES,
+            "{modules} modules of {MODULES}, {bytes} bytes of text of {BYTES}"
+        );
     }
 
     #[test]

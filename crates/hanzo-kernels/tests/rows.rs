@@ -7,8 +7,6 @@ mod norms;
 mod recurrent;
 #[path = "rows/route.rs"]
 mod route;
-#[path = "rows/sampling.rs"]
-mod sampling;
 #[path = "rows/single.rs"]
 mod single;
 

@@ -9,6 +9,7 @@ use crate::levers::LeverSet;
 use crate::plan::{Plan, Sizes, ValueId, Weight};
 use hanzo_gguf::TensorBytes;
 use std::any::Any;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// The most tokens of a decode step: one of each of a few sequences, or a few guessed ahead.
@@ -203,6 +204,10 @@ pub trait Backend: Send + Sync {
     /// What was compiled so far, on a device that compiles.
     fn compiled(&self) -> Option<Compiled> {
         None
+    }
+    /// Names of the kernels launched so far, on a device that launches kernels.
+    fn launched(&self) -> BTreeSet<String> {
+        BTreeSet::new()
     }
     /// Compiles a Plan.
     fn compile(&self, plan: &Plan, options: &CompileOptions, weights: &Arc<dyn Weights>)

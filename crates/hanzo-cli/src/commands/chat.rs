@@ -11,18 +11,18 @@ use crate::chat::input::{self, Line, Lines, Piped, Terminal};
 use crate::chat::session::{OnFull, Session, Turn, TurnOptions};
 use crate::chat::slash::{self, Entered, HELP, Slash};
 use crate::cli::Context;
-use crate::failure;
+use crate::failure::{self, Failure};
 use crate::model::interrupt::{self, Impatience};
 use crate::model::reply::{ReasoningTo, Reply, timings_line};
-use crate::model::sampling::SamplingArgs;
+use crate::model::sampling::{SamplingArgs, check_vocabulary};
 use crate::model::{EngineArgs, prompt};
 use crate::output::{self, Verbosity};
 use crate::progress::Unit;
 
 /// The command's grammar.
 #[derive(clap::Args)]
-#[command(after_help = "Type /help in the chat for its commands. With input from a pipe, each line is a message and \
-                        only answers are printed.")]
+#[command(after_help = "Type /help in the chat for its commands. With input from a pipe, each line is a message, \
+                        only answers are printed, and the exit code is 1 if one did not fit or a command failed.")]
 pub struct Args {
     #[command(flatten)]
     engine: EngineArgs,
@@ -66,6 +66,7 @@ pub fn run(args: Args, context: &Context) -> anyhow::Result<()> {
         }
     }
     let loaded = args.engine.load(context)?;
+    check_vocabulary(&options.sampler, loaded.model.n_vocab())?;
     let template = prompt::template(&loaded.model, context)?;
     let session = Session::new(&loaded.model, template)?;
     let cancel = interrupt::catch(Impatience::Waits)?;
@@ -82,7 +83,15 @@ pub fn run(args: Args, context: &Context) -> anyhow::Result<()> {
         ));
     }
     let reasoning_to = if interactive || args.show_thinking { ReasoningTo::Stdout } else { ReasoningTo::Nowhere };
-    Chat { session, conversation, options, reasoning_to, cancel, context }.talk(&mut *lines)
+    let mut chat = Chat { session, conversation, options, reasoning_to, cancel, context, failed: 0 };
+    chat.talk(&mut *lines)?;
+    // Who types has seen it; a program asks for the exit code.
+    match chat.failed {
+        n if n > 0 && !interactive => {
+            Err(Failure::new(format!("{n} of the lines could not be obeyed: see above")).into())
+        }
+        _ => Ok(()),
+    }
 }
 
 struct Chat<'a> {
@@ -92,6 +101,8 @@ struct Chat<'a> {
     reasoning_to: ReasoningTo,
     cancel: &'static AtomicBool,
     context: &'a Context,
+    /// Questions that did not fit, and commands that failed: none of them ends the chat.
+    failed: usize,
 }
 
 impl Chat<'_> {
@@ -164,10 +175,13 @@ impl Chat<'_> {
     }
 
     /// A command of the chat that failed does not end it.
-    fn report(&self, result: anyhow::Result<()>, done: std::fmt::Arguments<'_>) {
+    fn report(&mut self, result: anyhow::Result<()>, done: std::fmt::Arguments<'_>) {
         match result {
             Ok(()) => self.context.note(done),
-            Err(error) => output::stderr_line(format_args!("{}", failure::report(&error))),
+            Err(error) => {
+                self.failed += 1;
+                output::stderr_line(format_args!("{}", failure::report(&error)));
+            }
         }
     }
 
@@ -177,7 +191,7 @@ impl Chat<'_> {
         let n_ctx = self.session.n_ctx();
         let progress = self.context.progress("reading", Unit::Steps, None);
         let mut reply = Reply::streamed(self.reasoning_to);
-        let Chat { session, conversation, options, cancel, context, .. } = self;
+        let Chat { session, conversation, options, cancel, context, failed, .. } = self;
         let mut report =
             |done: usize, all: usize| if done < all { progress.set(done as u64) } else { progress.finish() };
         let turn = session.answer(conversation, options, &mut reply, cancel, &mut report)?;
@@ -204,6 +218,7 @@ impl Chat<'_> {
                 context.note(format_args!("(stopped before the answer; the question is withdrawn)"));
             }
             Turn::Full(tokens) => {
+                *failed += 1;
                 conversation.withdraw();
                 output::stderr_line(format_args!(
                     "the conversation takes {tokens} tokens, the context has {n_ctx}: the question is withdrawn; \

@@ -11,6 +11,7 @@ use hanzo_ml::cpu::isa::IsaLevel;
 use hanzo_ml::devices::{self, OpenOptions};
 use hanzo_ml::levers::LeverSet;
 use hanzo_ml::oracle::gate::{self, Event, GateOptions, GateReport};
+use hanzo_ml::oracle::launched;
 use hanzo_ml::oracle::mutate::Fate;
 use hanzo_ml::oracle::oracles;
 use hanzo_ml::oracle::reference_backend::ReferenceBackend;
@@ -35,6 +36,9 @@ pub struct Args {
     /// Compare compiled steps, replayed, with steps compiled anew, over 340 tokens; and plant stale data
     #[arg(long, conflicts_with_all = ["mutate", "golden", "model"])]
     replay: bool,
+    /// Also fail if a kernel is left that the device can run and has not launched, and that no test launches by hand
+    #[arg(long, conflicts_with_all = ["mutate", "replay", "filter"])]
+    every_kernel: bool,
     /// Only with every lever off and with every lever at its default, instead of all sets
     #[arg(long)]
     quick: bool,
@@ -164,6 +168,21 @@ fn shown(context: &Context) -> impl FnMut(Event<'_>) {
     }
 }
 
+/// Fails if the device has left a kernel out.
+fn launched_all(backend: &dyn Backend) -> anyhow::Result<()> {
+    let launched = backend.launched();
+    if launched.is_empty() {
+        return Err(Failure::usage(format!("{} launches no kernels: leave --every-kernel out", backend.name())).into());
+    }
+    let left = launched::unlaunched(&launched, backend.staging(usize::MAX) > 0.0);
+    if left.is_empty() {
+        return Ok(());
+    }
+    let names: Vec<String> = left.iter().map(ToString::to_string).collect();
+    let what = "an oracle must reach each, or a test (`oracle::launched::BY_HAND`)";
+    Err(Failure::new(format!("{} kernels were never launched: {}; {what}", left.len(), names.join(" "))).into())
+}
+
 /// Runs the gate.
 pub fn run(args: Args, context: &Context) -> anyhow::Result<()> {
     let real = match &args.model {
@@ -215,6 +234,9 @@ pub fn run(args: Args, context: &Context) -> anyhow::Result<()> {
         let mut out = output::stdout();
         write!(out, "{found}")?;
         out.finish()?;
+    }
+    if args.every_kernel {
+        launched_all(backend.as_ref())?;
     }
     if !found.passed() {
         let failed = found.rows.iter().filter(|r| !r.passed()).count();

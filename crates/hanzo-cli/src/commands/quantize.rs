@@ -11,6 +11,7 @@ use serde_json::json;
 use super::resolve_model;
 use crate::cli::Context;
 use crate::failure::Failure;
+use crate::model::interrupt::{self, Impatience};
 use crate::output::{self, Align, Table, human_bytes};
 use crate::progress::Unit;
 use crate::quantize::imatrix::Imatrix;
@@ -123,7 +124,8 @@ pub fn run(args: Args, context: &Context) -> anyhow::Result<()> {
     } else {
         let total: u64 = gguf.tensors().iter().map(|t| t.size()).sum();
         let progress = context.progress(format!("quantizing to {}", args.mix.name), Unit::Bytes, Some(total));
-        quantize::run(&gguf, steps, &options, &args.output, &progress)?
+        let cancel = interrupt::catch(Impatience::Ends)?;
+        quantize::run(&gguf, steps, &options, &args.output, &progress, cancel)?
     };
     let seconds = started.elapsed().as_secs_f64();
     let before: u64 = gguf.tensors().iter().map(|t| t.size()).sum();

@@ -13,7 +13,7 @@ use crate::cli::Context;
 use crate::failure::{Failure, Interrupted};
 use crate::model::interrupt::{self, Impatience};
 use crate::model::reply::{ReasoningTo, Reply, stop_name, timings_line};
-use crate::model::sampling::SamplingArgs;
+use crate::model::sampling::{SamplingArgs, check_vocabulary};
 use crate::model::{EngineArgs, prompt};
 use crate::output::{self, Verbosity};
 use crate::progress::Unit;
@@ -53,6 +53,7 @@ pub fn run(args: Args, context: &Context) -> anyhow::Result<()> {
     let sampler = args.sampling.params()?;
     let seed = sampler.seed;
     let loaded = args.engine.load(context)?;
+    check_vocabulary(&sampler, loaded.model.n_vocab())?;
     let prompt = if args.raw {
         prompt::raw(&loaded.model, &text)?
     } else {

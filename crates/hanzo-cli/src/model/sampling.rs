@@ -85,6 +85,11 @@ impl SamplingArgs {
     }
 }
 
+/// Refuses parameters that name tokens beyond the model's: known once it is loaded.
+pub fn check_vocabulary(params: &SamplerParams, n_vocab: usize) -> anyhow::Result<()> {
+    params.check_vocabulary(n_vocab).map_err(|e| Failure::usage(format!("--logit-bias: {e}")).into())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -9,14 +9,14 @@ pub mod mix;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use anyhow::Context as _;
 use hanzo_gguf::{Format, Gguf, GgufWriter, TensorInfo, formats};
 use regex::Regex;
 use serde::Serialize;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, Interrupted};
 use crate::progress::Progress;
 use imatrix::Imatrix;
 use mix::Mix;
@@ -188,13 +188,15 @@ fn matrices(tensor: &TensorInfo) -> u64 {
     tensor.dims.iter().skip(2).product()
 }
 
-/// Writes the copy to `path`, which appears only when all is done. Returns the steps with their errors, if measured.
+/// Writes the copy to `path`, which appears only when all is done; once `cancel` is raised nothing is left of it. Returns the steps with their
+/// errors, if measured.
 pub fn run(
     gguf: &Gguf,
     mut steps: Vec<Step>,
     options: &Options,
     path: &Path,
     progress: &Progress,
+    cancel: &AtomicBool,
 ) -> anyhow::Result<Vec<Step>> {
     let mut writer = GgufWriter::create(path)?;
     let metadata = writer.metadata_mut();
@@ -218,6 +220,9 @@ pub fn run(
     }
     let mut data = writer.begin()?;
     for (tensor, step) in gguf.tensors().iter().zip(&mut steps) {
+        if cancel.load(Ordering::SeqCst) {
+            return Err(Interrupted.into());
+        }
         if step.from == step.to {
             data.tensor(&step.tensor, gguf.data(tensor))?;
             progress.add(tensor.size());
@@ -228,8 +233,15 @@ pub fn run(
             _ => None,
         };
         let job = Job { tensor, source: gguf.data(tensor), to: step.to, importance, measure: options.measure };
-        let sums = convert(&job, options.threads, |packed| data.append(packed).map_err(Into::into), progress)?;
+        let write = |packed: &[u8]| match cancel.load(Ordering::SeqCst) {
+            true => Err(Interrupted.into()),
+            false => data.append(packed).map_err(Into::into),
+        };
+        let sums = convert(&job, options.threads, write, progress)?;
         step.error = options.measure.then(|| sums.error());
+    }
+    if cancel.load(Ordering::SeqCst) {
+        return Err(Interrupted.into());
     }
     data.land()?;
     Ok(steps)

@@ -88,7 +88,7 @@ impl Drop for Out {
 
 fn quantize(gguf: &Gguf, options: &Options, out: &Out) -> Vec<Step> {
     let progress = Progress::new("", Unit::Bytes, None, false);
-    run(gguf, plan(gguf, options).unwrap(), options, &out.0, &progress).unwrap()
+    run(gguf, plan(gguf, options).unwrap(), options, &out.0, &progress, &AtomicBool::new(false)).unwrap()
 }
 
 fn floats(gguf: &Gguf, name: &str) -> Vec<f32> {
@@ -202,7 +202,22 @@ fn a_value_that_is_no_number_names_tensor_and_rows_and_nothing_lands() {
     let out = Out::new("nan");
     let options = options("Q4_0");
     let progress = Progress::new("", Unit::Bytes, None, false);
-    let error = report(&run(&gguf, plan(&gguf, &options).unwrap(), &options, &out.0, &progress).unwrap_err());
+    let error = report(
+        &run(&gguf, plan(&gguf, &options).unwrap(), &options, &out.0, &progress, &AtomicBool::new(false)).unwrap_err(),
+    );
     assert!(error.contains("tensor `blk.0.attn_q.weight`") && error.contains("NaN"), "{error}");
     assert!(!out.0.exists());
+}
+
+#[test]
+fn a_conversion_that_is_interrupted_leaves_nothing() {
+    let (gguf, options) = (model(TENSORS), options("Q4_K_M"));
+    let folder = std::env::temp_dir().join(format!("hanzo-quantize-test-{}-interrupted", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let progress = Progress::new("", Unit::Bytes, None, false);
+    let (steps, out) = (plan(&gguf, &options).unwrap(), folder.join("out.gguf"));
+    let error = run(&gguf, steps, &options, &out, &progress, &AtomicBool::new(true)).unwrap_err();
+    assert!(crate::failure::is_interrupted(&error), "{error:?}");
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
+    std::fs::remove_dir_all(folder).unwrap();
 }

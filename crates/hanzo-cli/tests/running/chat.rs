@@ -27,7 +27,8 @@ fn a_second_turn_evaluates_only_what_is_new() {
 fn commands_act_and_mistakes_do_not_end_the_chat() {
     let tiny = Tiny::new("slash", Kind::Random);
     let input = "/system Be brief.\n/system\none\\\nmore\n/save talk.json\n/nosuch\n/load missing.json\n/clear\n/regen\n/help\n";
-    let (out, said) = tiny.piped("chat", &["-n", "4", "--greedy", ENDLESS], input);
+    let (out, said) = tiny.piped_to(1, "chat", &["-n", "4", "--greedy", ENDLESS], input);
+    assert!(said.contains("1 of the lines could not be obeyed"), "{said}");
     assert!(out.starts_with("Be brief.\n") && out.contains("/regen"), "{out}");
     for part in ["no command /nosuch", "missing.json", "there is no answer yet", "the conversation is forgotten"] {
         assert!(said.contains(part), "{part}: {said}");
@@ -48,7 +49,9 @@ fn a_full_context_is_said_or_made_room_in() {
     let tiny = Tiny::new("full", Kind::Random);
     let input = format!("{}\n{}\n/stats\n", "a".repeat(30), "b".repeat(30));
     let flags = ["-n", "4", "--greedy", ENDLESS, "-c", "96"];
-    let (out, said) = tiny.piped("chat", &flags, &input);
+    // The chat goes on, and its exit code tells.
+    let (out, said) = tiny.piped_to(1, "chat", &flags, &input);
+    assert!(said.contains("1 of the lines could not be obeyed"), "{said}");
     assert!(said.contains("the context has 96") && said.contains("--on-full drop"), "{said}");
     assert!(out.contains("2 messages"), "{out}");
     let (out, said) = tiny.piped("chat", &[&flags[..], &["--on-full", "drop"]].concat(), &input);

@@ -99,6 +99,25 @@ fn logits_agree_with_themselves_and_a_limit_is_an_exit_code() {
 }
 
 #[test]
+fn a_model_whose_logits_are_not_numbers_is_a_failure_that_names_the_token() {
+    let tiny = Tiny::new("nan", Kind::Broken);
+    tiny.write("text", &"The quick brown fox. ".repeat(10));
+    tiny.write("reference.json", r#"{"cases": [{"ids": [70, 71, 72], "top": [[], [], []], "nll": [1, 1]}]}"#);
+    let runs: [(&str, &[&str], &str); 4] = [
+        ("logits", &["abc"], "token 2"),
+        ("logits", &["abc", "--every", "--json"], "token 0"),
+        ("logits", &["--check", "reference.json"], "token 0"),
+        ("perplexity", &["-f", "text", "-c", "64"], "token 31"),
+    ];
+    for (command, args, token) in runs {
+        let out = tiny.run(command, args);
+        let said = String::from_utf8(out.stderr).unwrap();
+        assert_eq!((out.status.code(), out.stdout.len()), (Some(1), 0), "{args:?}: {said}");
+        assert!(said.contains(token) && said.contains("258 NaN") && said.contains("--exact"), "{args:?}: {said}");
+    }
+}
+
+#[test]
 fn perplexity_of_a_uniform_model_is_its_vocabulary() {
     let tiny = Tiny::new("uniform", Kind::Uniform);
     tiny.write("text", &"The quick brown fox. ".repeat(10));

@@ -93,19 +93,24 @@ fn reasoning_stays_off_stdout() {
 #[test]
 fn bad_usage_ends_with_2_and_failure_with_1() {
     let tiny = Tiny::new("codes", Kind::Random);
-    let bad: [&[&str]; 9] = [
+    let bad: [&[&str]; 10] = [
         &[],
         &[""],
         &["x", "--raw", "--system", "y"],
         &["x", "--top-p", "3"],
         &["x", "--greedy", "--temp", "1"],
         &["x", "--logit-bias", "1"],
+        &["x", "--logit-bias", "258=1"],
         &["x", "-ctk", "q4_k"],
         &["x", "-c", "0"],
         &["x", "--isa", "sse9"],
     ];
     for args in bad {
         tiny.fails(2, "run", args);
+    }
+    for (command, prompt) in [("run", &["x"][..]), ("chat", &[])] {
+        let said = tiny.fails(2, command, &[prompt, &["--logit-bias", "5=1", "--logit-bias", "300=-inf"]].concat());
+        assert!(said.contains("token 300") && said.contains("258 tokens") && said.contains("hanzo tokenize"), "{said}");
     }
     let long = "x".repeat(100);
     let said = tiny.fails(1, "run", &[&long, "-c", "64"]);

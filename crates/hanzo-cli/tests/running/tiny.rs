@@ -25,6 +25,8 @@ pub enum Kind {
     Uniform,
     /// Random weights, and a template that opens `<think>`.
     Thinking,
+    /// Every logit is NaN.
+    Broken,
 }
 
 /// A folder with `model.gguf` in it, removed at the end.
@@ -55,7 +57,7 @@ impl Tiny {
 
     /// Stdout of a run that must succeed.
     pub fn ok(&self, command: &str, args: &[&str]) -> String {
-        succeeded(self.run(command, args)).0
+        ended(0, self.run(command, args)).0
     }
 
     /// The JSON of a run that must succeed.
@@ -73,10 +75,15 @@ impl Tiny {
 
     /// Stdout and stderr of a run that must succeed, with `input` on stdin.
     pub fn piped(&self, command: &str, args: &[&str], input: &str) -> (String, String) {
+        self.piped_to(0, command, args, input)
+    }
+
+    /// Stdout and stderr of a run that must end with this exit code, with `input` on stdin.
+    pub fn piped_to(&self, code: i32, command: &str, args: &[&str], input: &str) -> (String, String) {
         let mut child = self.hanzo(command, args);
         let mut child = child.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
-        succeeded(child.wait_with_output().unwrap())
+        ended(code, child.wait_with_output().unwrap())
     }
 
     pub fn write(&self, name: &str, text: &str) {
@@ -84,9 +91,9 @@ impl Tiny {
     }
 }
 
-fn succeeded(out: Output) -> (String, String) {
+fn ended(code: i32, out: Output) -> (String, String) {
     let (stdout, stderr) = (String::from_utf8(out.stdout).unwrap(), String::from_utf8(out.stderr).unwrap());
-    assert!(out.status.success(), "{stderr}");
+    assert_eq!(out.status.code(), Some(code), "{stderr}");
     (stdout, stderr)
 }
 
@@ -164,6 +171,7 @@ fn write_model(path: &Path, kind: Kind) {
         let n = dims.iter().product::<u64>() as usize;
         // Wide enough that logits differ: the model has opinions.
         let values: Vec<f32> = match dims.len() {
+            1 if kind == Kind::Broken && name == "output_norm.weight" => vec![f32::NAN; n],
             1 if kind == Kind::Uniform && name == "output_norm.weight" => vec![0.0; n],
             1 => vec![1.0; n],
             _ => (0..n).map(|_| 1.2 * next()).collect(),

@@ -82,6 +82,15 @@ impl SamplerParams {
             && (self.repeat_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0)
     }
 
+    /// Are all tokens of the logit bias among the model's?
+    ///
+    /// # Errors
+    /// [`SampleError::NoToken`] for the first that is not.
+    pub fn check_vocabulary(&self, n_vocab: usize) -> Result<(), SampleError> {
+        let beyond = self.logit_bias.iter().find(|(id, _)| *id as usize >= n_vocab);
+        beyond.map_or(Ok(()), |&(id, _)| Err(SampleError::NoToken { id, n_vocab }))
+    }
+
     fn check(&self) -> Result<(), SampleError> {
         let bad = |name, value: f32, range| Err(SampleError::Parameter { name, value, range });
         match self {
@@ -113,6 +122,17 @@ pub enum SampleError {
         value: f32,
         /// What it may be.
         range: &'static str,
+    },
+    /// A bias for a token that the model does not have.
+    #[error(
+        "the logit bias names token {id}, but the model has {n_vocab} tokens, 0 to {}; `hanzo tokenize` lists the ids of a text",
+        n_vocab.saturating_sub(1)
+    )]
+    NoToken {
+        /// The id.
+        id: u32,
+        /// The model's tokens.
+        n_vocab: usize,
     },
     /// Every logit is NaN or -inf.
     #[error(

@@ -161,3 +161,11 @@ fn parameters_without_meaning_are_refused_by_name() {
     assert_eq!(refused(SamplerParams { repeat_penalty: 0.0, ..params(1) }), "repeat_penalty");
     assert_eq!(refused(SamplerParams { logit_bias: vec![(1, f32::NAN)], ..params(1) }), "logit_bias");
 }
+
+#[test]
+fn a_bias_of_a_token_that_the_model_lacks_is_an_error_that_names_it() {
+    let params = SamplerParams { logit_bias: vec![(9, 1.0), (10, 1.0)], ..params(1) };
+    assert_eq!(params.check_vocabulary(11), Ok(()));
+    let e = params.check_vocabulary(10).expect_err("10 is beyond").to_string();
+    assert!(e.contains("token 10") && e.contains("0 to 9") && e.contains("hanzo tokenize"), "{e}");
+}

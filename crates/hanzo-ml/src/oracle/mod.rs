@@ -16,6 +16,7 @@ pub mod case;
 pub mod gate;
 pub mod golden;
 pub mod interp;
+pub mod launched;
 pub mod mutate;
 pub mod num;
 pub mod oracles;

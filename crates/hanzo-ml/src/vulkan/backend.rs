@@ -14,7 +14,7 @@ use crate::gpu::lower::variants::{COOP2_RESERVED, FEW_FOR_TILES};
 use crate::gpu::{self, Features, MatrixUnit, MatrixUnits, Program};
 use crate::plan::{Plan, WeightId};
 use hanzo_kernels::Key;
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 /// Subgroup size to ask for where there is a choice.
@@ -166,6 +166,10 @@ impl Backend for VulkanBackend {
 
     fn compiled(&self) -> Option<Compiled> {
         Some(self.device.pipelines.compiled())
+    }
+
+    fn launched(&self) -> BTreeSet<String> {
+        self.device.pipelines.launched()
     }
 
     fn compile(

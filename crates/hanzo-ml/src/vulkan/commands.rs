@@ -3,6 +3,7 @@
 use super::device::Device;
 use super::error::failed;
 use super::memory::{Buffer, Use};
+use super::pipelines::Pipelines;
 use crate::error::Result;
 use ash::vk;
 use std::ops::Range;
@@ -29,7 +30,7 @@ pub(super) enum Order {
 /// A command buffer being recorded.
 pub(super) struct Recorder<'d> {
     raw: &'d ash::Device,
-    layout: vk::PipelineLayout,
+    pipelines: &'d Pipelines,
     pub cmd: vk::CommandBuffer,
     bound: vk::Pipeline,
 }
@@ -37,17 +38,14 @@ pub(super) struct Recorder<'d> {
 impl<'d> Recorder<'d> {
     /// Begins recording. `once`: it will be submitted once only.
     pub fn begin(device: &'d Device, cmd: vk::CommandBuffer, once: bool) -> Result<Recorder<'d>> {
-        Recorder::begin_raw(&device.raw, device.pipelines.layout(), cmd, once)
-    }
-
-    fn begin_raw(raw: &'d ash::Device, layout: vk::PipelineLayout, cmd: vk::CommandBuffer, once: bool) -> Result<Self> {
+        let (raw, pipelines) = (&device.raw, &device.pipelines);
         let mut info = vk::CommandBufferBeginInfo::default();
         if once {
             info = info.flags(vk::CommandBufferUsageFlags::ONE_TIME_SUBMIT);
         }
         // SAFETY: the command buffer is not in flight (callers wait) and its pool allows resets.
         unsafe { raw.begin_command_buffer(cmd, &info) }.map_err(failed("record commands"))?;
-        Ok(Recorder { raw, layout, cmd, bound: vk::Pipeline::null() })
+        Ok(Recorder { raw, pipelines, cmd, bound: vk::Pipeline::null() })
     }
 
     /// Ends recording.
@@ -89,9 +87,10 @@ impl<'d> Recorder<'d> {
             if self.bound != pipeline {
                 self.raw.cmd_bind_pipeline(self.cmd, vk::PipelineBindPoint::COMPUTE, pipeline);
                 self.bound = pipeline;
+                self.pipelines.launches(pipeline);
             }
             if !args.is_empty() {
-                self.raw.cmd_push_constants(self.cmd, self.layout, vk::ShaderStageFlags::COMPUTE, 0, args);
+                self.raw.cmd_push_constants(self.cmd, self.pipelines.layout(), vk::ShaderStageFlags::COMPUTE, 0, args);
             }
             self.raw.cmd_dispatch(self.cmd, groups[0], groups[1], groups[2]);
         }

@@ -8,7 +8,7 @@ use crate::backend::Compiled;
 use crate::error::Result;
 use ash::vk;
 use hanzo_kernels::Key;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -37,7 +37,15 @@ pub(super) struct Pipelines {
     file: Option<PathBuf>,
     saved: Mutex<Saved>,
     made: Mutex<HashMap<(u64, Vec<u32>), vk::Pipeline>>,
+    launched: Mutex<Launched>,
     counts: Mutex<Compiled>,
+}
+
+/// Which pipelines some command buffer launches, and what they are called: kernels of one code share a pipeline.
+#[derive(Default)]
+struct Launched {
+    names: HashMap<vk::Pipeline, BTreeSet<String>>,
+    pipelines: HashSet<vk::Pipeline>,
 }
 
 /// The cache on disk.
@@ -65,7 +73,8 @@ impl Pipelines {
             failed("create a pipeline cache")(r)
         })?;
         let saved = Mutex::new(Saved { bytes: stored.len(), not_before: Instant::now() });
-        Ok(Pipelines { layout, cache, file, saved, made: Mutex::default(), counts: Mutex::default() })
+        let (made, launched, counts) = Default::default();
+        Ok(Pipelines { layout, cache, file, saved, made, launched, counts })
     }
 
     /// The one layout: 128 bytes of push constants, no descriptors.
@@ -76,6 +85,18 @@ impl Pipelines {
     /// What was compiled so far.
     pub fn compiled(&self) -> Compiled {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Notes that a command buffer launches it.
+    pub fn launches(&self, pipeline: vk::Pipeline) {
+        self.launched.lock().unwrap_or_else(PoisonError::into_inner).pipelines.insert(pipeline);
+    }
+
+    /// Names of the kernels that were launched so far.
+    pub fn launched(&self) -> BTreeSet<String> {
+        let launched = self.launched.lock().unwrap_or_else(PoisonError::into_inner);
+        let names = launched.pipelines.iter().filter_map(|p| launched.names.get(p));
+        names.flatten().cloned().collect()
     }
 
     /// Writes the driver's cache to disk if it has grown; unless `now`, only if little time goes into that. A cache that
@@ -172,7 +193,14 @@ impl Device {
         }
         self.validated()?;
         let made = self.pipelines.made.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(keys.iter().map(|k| made.get(k).copied().unwrap_or_default()).collect())
+        let all: Vec<vk::Pipeline> = keys.iter().map(|k| made.get(k).copied().unwrap_or_default()).collect();
+        drop(made);
+        let mut launched = self.pipelines.launched.lock().unwrap_or_else(PoisonError::into_inner);
+        for (pipeline, source) in all.iter().zip(sources) {
+            launched.names.entry(*pipeline).or_default().insert(source.name.to_string());
+        }
+        drop(launched);
+        Ok(all)
     }
 
     fn make_pipeline(&self, source: &Source<'_>) -> Result<vk::Pipeline> {

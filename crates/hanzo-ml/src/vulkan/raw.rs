@@ -8,6 +8,7 @@ use super::memory::{Buffer, Use};
 use super::pipelines::{ARGS, Source};
 use crate::error::Result;
 use ash::vk;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -69,6 +70,11 @@ impl Gpu {
     /// The subgroup size that kernels should ask for.
     pub fn wave(&self) -> u32 {
         self.device.info().wave
+    }
+
+    /// Names of the kernels launched on the device so far.
+    pub fn launched(&self) -> BTreeSet<String> {
+        self.device.pipelines.launched()
     }
 
     /// Makes a kernel; `constants` are specialization constants 0, 1, ...: THREADS, WAVE, then the kernel's own.
