@@ -107,7 +107,7 @@ fn a_model_whose_logits_are_not_numbers_is_a_failure_that_names_the_token() {
         ("logits", &["abc"], "token 2"),
         ("logits", &["abc", "--every", "--json"], "token 0"),
         ("logits", &["--check", "reference.json"], "token 0"),
-        ("perplexity", &["-f", "text", "-c", "64"], "token 31"),
+        ("perplexity", &["-f", "text", "-c", "64"], "token 32"),
     ];
     for (command, args, token) in runs {
         let out = tiny.run(command, args);

@@ -101,7 +101,8 @@ fn select_case(format: Format, (tokens, cols): (usize, usize), spec: &RouteSpec,
     let values: Vec<f32> = (0..n * cols).map(|_| (rng.below(5) as f32 - 2.0) * 0.25).collect();
     let bytes = match format {
         Format::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
-        // These few have no more bits than a BF16.
+        // These few have no more bits than a BF16, nor than a half.
+        Format::F16 => values.iter().flat_map(|v| half::f16::from_f32(*v).to_le_bytes()).collect(),
         _ => values.iter().flat_map(|v| v.to_bits().to_le_bytes()[2..].to_vec()).collect(),
     };
     let w = b.weight("w", format, (1, n, cols), bytes);
@@ -143,7 +144,7 @@ pub(super) fn select(context: &Context<'_>, sink: Sink<'_>) {
             (RouteSpec { n_expert: 32, top_k: 6, groups: Some((4, 2)), scale: 2.5, ..spec }, true),
         ];
         for (k, (spec, biased)) in kinds.iter().enumerate() {
-            let format = if (i + k) % 2 == 0 { Format::F32 } else { Format::BF16 };
+            let format = [Format::F32, Format::BF16, Format::F16][(i + k) % 3];
             for (tokens, cols) in [(1, 64), (1, 40), (1, 300), (3, 64)] {
                 sink(select_case(format, (tokens, cols), spec, *biased, rng));
             }
