@@ -22,9 +22,11 @@ use std::collections::BTreeSet;
 
 /// What a check launched, by name.
 type Launched = BTreeSet<String>;
+/// Runs an op's kernels.
+type Check = fn(&mut Vulkan) -> Launched;
 
 /// Each op with its check: it launches every kernel of the op.
-const CHECKS: [(&str, fn(&mut Vulkan) -> Launched); 15] = [
+const CHECKS: [(&str, Check); 15] = [
     ("argmax", |d| here(d, sampling::argmax)),
     ("top_k", |d| here(d, sampling::top_k)),
     ("softmax", |d| here(d, sampling::softmax)),

@@ -1,7 +1,7 @@
 //! Functions of single elements, moves, and the embedding of a float table.
 
-use super::{Device, Random, U, WAVES, close, planes_are};
-use hanzo_kernels::args::{CopyRows, Elementwise, Glu, Prefetch};
+use super::{Device, Random, U, close, planes_are};
+use hanzo_kernels::args::{CopyRows, Elementwise, Glu};
 
 const SHAPES: [(usize, usize); 4] = [(1, 1), (5, 37), (3, 64), (9, 100)];
 

@@ -69,7 +69,7 @@ pub fn row_scale(gpu: &mut impl Device, formats: &[Format]) {
         let w = Packed::new(gpu, format);
         let scale = gpu.out(ROWS);
         let units = w.cols.div_ceil(32) as u32;
-        let args = RowScale { w: w.weight(), scale: scale, rows: ROWS as u32, units };
+        let args = RowScale { w: w.weight(), scale, rows: ROWS as u32, units };
         let groups = (ROWS as u32).div_ceil(128 / gpu.wave());
         gpu.launch(Some(format), &args, &[("THREADS", 128)], [groups, 1, 1]);
         let floats = w.floats(format);

@@ -33,7 +33,7 @@ pub fn q8_to_half(gpu: &mut impl Device) {
         let scales: Vec<f32> = (0..rows * units).map(|i| (rng.unit() * size(i / units)) as f32).collect();
         let (xq, xd) = (gpu.bytes(&codes), gpu.floats(&scales));
         let (xh, xscale, n) = (gpu.out(rows * units * 16), gpu.out(rows), gpu.words(&[live as u32]));
-        let args = Q8ToHalf { xq: xq, xd: xd, xh: xh, xscale: xscale, live: n, units: units as u32 };
+        let args = Q8ToHalf { xq, xd, xh, xscale, live: n, units: units as u32 };
         gpu.launch(None, &args, &[], [rows as u32, 1, 1]);
         let want = |r: usize| {
             let d = &scales[r * units..][..units];
@@ -56,7 +56,7 @@ pub fn rows_to_half(gpu: &mut impl Device) {
         x[5 * cols - 1] = f32::NEG_INFINITY;
         let (px, n) = (gpu.floats(&x), gpu.words(&[live as u32]));
         let (xh, xscale) = (gpu.out(rows * units * 16), gpu.out(rows));
-        let args = RowsToHalf { x: px, xh: xh, xscale: xscale, live: n, cols: cols as u32, units: units as u32 };
+        let args = RowsToHalf { x: px, xh, xscale, live: n, cols: cols as u32, units: units as u32 };
         gpu.launch(None, &args, &[], [rows as u32, 1, 1]);
         let want = |row: &[f32]| {
             let power = power(row.iter().fold(0.0, |m: f32, x| m.max(x.abs())));

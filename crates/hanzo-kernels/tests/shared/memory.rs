@@ -19,7 +19,7 @@ pub fn read_roof(gpu: &mut impl Device) {
         let (threads, x) = (256, gpu.words(&data));
         let groups = n.div_ceil(threads * units * loops);
         let y = gpu.out(groups * threads);
-        let args = ReadRoof { x: x, y: y, words: n as u32 };
+        let args = ReadRoof { x, y, words: n as u32 };
         let set = [("UNITS", units as u32), ("LOOPS", loops as u32)];
         gpu.launch(None, &args, &set, [groups as u32, 1, 1]);
         let took = |group: usize, thread: usize| -> u32 {
@@ -54,7 +54,7 @@ pub fn prefetch(gpu: &mut impl Device) {
             p5: p[5],
             p6: p[6],
             p7: p[7],
-            sink: sink,
+            sink,
             n0: n[0],
             n1: n[1],
             n2: n[2],

@@ -31,16 +31,8 @@ pub fn argmax(gpu: &mut impl Device) {
     for (n, slice) in [(1037usize, 100usize), (4099, 33)] {
         let (x, slices) = (rows(n, &mut Rng(1)), n.div_ceil(slice));
         let (px, best, index, answer) = (gpu.floats(&x), gpu.out(5 * slices), gpu.out(5 * slices), gpu.out(5));
-        let first = Argmax {
-            x: px,
-            from: 0,
-            best: best,
-            index: index,
-            n: n as u32,
-            slice: slice as u32,
-            slices: slices as u32,
-            last: 0,
-        };
+        let first =
+            Argmax { x: px, from: 0, best, index, n: n as u32, slice: slice as u32, slices: slices as u32, last: 0 };
         gpu.launch(None, &first, &[("THREADS", 64)], [slices as u32, 5, 1]);
         let all = slices as u32;
         let second = Argmax { x: best, from: index, best: 0, index: answer, n: all, slice: all, slices: 1, last: 1 };
@@ -95,7 +87,7 @@ pub fn softmax(gpu: &mut impl Device) {
         x.iter_mut().for_each(|x| *x = x.clamp(-20.0, 20.0));
         x[n..2 * n].fill(f32::NEG_INFINITY);
         let (px, y) = (gpu.floats(&x), gpu.out(3 * n));
-        let args = Softmax { x: px, y: y, n: n as u32, factor };
+        let args = Softmax { x: px, y, n: n as u32, factor };
         gpu.launch(None, &args, &[], [3, 1, 1]);
         for (r, (row, got)) in x.chunks(n).zip(gpu.floats_at(y).chunks(n)).enumerate() {
             if r == 1 {
