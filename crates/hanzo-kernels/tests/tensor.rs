@@ -46,7 +46,7 @@ impl Rng {
 /// A kernel's text for the host, with the emulated words where it needs them.
 fn host_text(name: &'static str, format: Format) -> String {
     let text = text(Key { op: name, format: Some(format) }, Target::Host).expect("an op of this crate");
-    if !name.starts_with("gemm_") || name == "gemm_dot" || name == "gemm_codes" {
+    if !name.starts_with("gemm_") || ["gemm_dot", "gemm_codes", "gemm_weight_stage"].contains(&name) {
         return text;
     }
     text.replacen("\n// math\n", &format!("{}\n// math\n", include_str!("tensor/words.h")), 1)
@@ -140,6 +140,16 @@ fn compare(format: Format, terms: u32, moe: bool) {
         let set: Vec<(&str, u32)> = own.iter().chain(&tile).copied().collect();
         run("gemm_codes", format, &mut memory, &args, &set, groups(bm, bn));
         assert!(want == memory.u32s(args.y), "gemm_codes {format} at waves of {wave} with TERMS {terms}, MOE {moe}");
+    }
+    // And where threads read their rows of x themselves.
+    for (wave, threads, bn, bu) in [(1, 16, 16, 4), (8, 64, 16, 3), (32, 32, 8, 8), (64, 64, 5, 1)] {
+        if terms == 1 {
+            memory.bytes_mut(args.y).fill(0xff);
+            let tile = [("WAVE", wave), ("THREADS", threads), ("BM", threads), ("BN", bn), ("BU", bu)];
+            let set: Vec<(&str, u32)> = own.iter().chain(&tile).copied().collect();
+            run("gemm_weight_stage", format, &mut memory, &args, &set, groups(threads, bn));
+            assert!(want == memory.u32s(args.y), "gemm_weight_stage {format} at waves of {wave}, MOE {moe}");
+        }
     }
 }
 

@@ -278,6 +278,14 @@ impl Subject for WithKernel<'_> {
             if !(threads == 256 || threads == 512) || bm < 32 || 8 * bm < threads {
                 return Err("THREADS is 256 or 512 and BM at least 32 and THREADS / 8".into());
             }
+        } else if self.kernel == "gemm_coop_naive" {
+            if bm != 16 || threads % 32 != 0 || 2 * bn != threads {
+                return Err("BM is 16, THREADS whole waves of 32, BN half as many".into());
+            }
+        } else if self.kernel == "gemm_weight_stage" {
+            if bm != threads || bn > 16 || bn * c.get("BU") > 4 * threads {
+                return Err("BM = THREADS, BN is at most 16, BN * BU at most 4 THREADS".into());
+            }
         } else if self.kernel == "gemm_coop2" {
             // Each thread brings in up to four units of w and eight runs of x.
             let fits = threads.is_power_of_two() && bn * 2 <= 4 * threads && bm <= threads && bm.is_multiple_of(16);
@@ -402,6 +410,8 @@ impl Subject for WithKernel<'_> {
                 let memories = [(0, 2), (0, 1), (1, 1)].map(memory).to_vec();
                 vec![memories, axis("BM", &[64, 128]), axis("BN", &[64, 128]), axis("THREADS", &[128, 256, 512])]
             }
+            "gemm_coop_naive" => vec![[64, 128, 256].map(|n| vec![("THREADS", n), ("BN", n / 2)]).to_vec()],
+            "gemm_weight_stage" => vec![axis("BU", &[1, 2, 4, 8])],
             "gemm_f32" => vec![tiles.map(tile).to_vec()],
             k if k.starts_with("gemm") => vec![tiles.map(tile).to_vec(), axis("BU", &[1, 2, 4])],
             _ => {

@@ -133,7 +133,8 @@ pub(super) fn contract(
     let (input, deterministic) = (source.input(), cx.options.deterministic);
     let halves = super::tiles::halves_allowed(cx, format);
     let ask = Ask { task, input, load, rows: w.rows, format: Some(format), halves, deterministic };
-    let Some(v) = variants::pick(&ask, cx.features) else {
+    let levered = super::levered::pick(&ask, cx.options.levers, cx.features);
+    let Some(v) = levered.or_else(|| variants::pick(&ask, cx.features)) else {
         let what = format!("no {} kernel for waves of {}", task.name(), cx.features.wave);
         return Err(Error::Unsupported { backend: "gpu", what });
     };

@@ -14,7 +14,8 @@ use crate::gpu::launch::Ptr;
 use crate::plan::{Member, ValueId};
 use hanzo_gguf::Format;
 use hanzo_kernels::args::{
-    GemmCodes, GemmCoop, GemmCoop2, GemmDot, GemmMfma, GemmMma, GemmMmaF16, GemmSimd, GemmWmma, Q8ToHalf, RowsToHalf,
+    GemmCodes, GemmCoop, GemmCoop2, GemmCoopNaive, GemmDot, GemmMfma, GemmMma, GemmMmaF16, GemmSimd, GemmWeightStage,
+    GemmWmma, Q8ToHalf, RowsToHalf,
 };
 
 /// May the operands of this matrix be rounded to halves?
@@ -56,6 +57,7 @@ pub(super) fn integers(
     match v.kernel {
         "gemm_dot" => launch!(GemmDot),
         "gemm_codes" => launch!(GemmCodes),
+        "gemm_weight_stage" => launch!(GemmWeightStage),
         "gemm_mma" => launch!(GemmMma),
         "gemm_wmma" => launch!(GemmWmma),
         "gemm_mfma" => launch!(GemmMfma),
@@ -95,6 +97,7 @@ pub(super) fn halves(
     }
     match v.kernel {
         "gemm_coop" => launch!(GemmCoop, 128),
+        "gemm_coop_naive" => launch!(GemmCoopNaive, constant(v, "BN")),
         "gemm_coop2" => launch!(GemmCoop2, constant(v, "BN")),
         "gemm_simd" => launch!(GemmSimd, 64),
         "gemm_mma_f16" => launch!(GemmMmaF16, constant(v, "BN")),

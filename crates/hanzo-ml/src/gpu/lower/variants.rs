@@ -107,7 +107,7 @@ pub struct Variant {
     pub constants: &'static [(&'static str, u32)],
 }
 
-const ANY: usize = usize::MAX;
+pub(super) const ANY: usize = usize::MAX;
 
 pub(super) const fn row(
     task: Task,
@@ -116,13 +116,13 @@ pub(super) const fn row(
     kernel: &'static str,
     constants: &'static [(&'static str, u32)],
 ) -> Variant {
-    let dot = matches!(kernel.as_bytes(), b"gemm_dot");
+    let dot = matches!(kernel.as_bytes(), b"gemm_dot" | b"gemm_weight_stage");
     let needs = if dot { Need::IntDot } else { Need::Nothing };
     Variant { task, input, needs, over: 0, tokens, least: 0, rows, kernel, constants }
 }
 
 /// A tile on matrix units, for matrices that are worth one.
-const fn tile(
+pub(super) const fn tile(
     task: Task,
     input: Input,
     unit: MatrixUnit,
@@ -138,16 +138,17 @@ const fn tile(
 pub const FEW_FOR_TILES: usize = 16;
 
 /// Rows of the tensor-core GEMMs of integers: 32 rows of x by 128 of w with four waves, and 64 by 128 with eight.
-const MMA_32: &[(&str, u32)] = &[("THREADS", 128), ("BM", 32), ("BN", 128), ("WM", 1), ("MI", 2), ("NI", 2)];
+pub(super) const MMA_32: &[(&str, u32)] = &[("THREADS", 128), ("BM", 32), ("BN", 128), ("WM", 1), ("MI", 2), ("NI", 2)];
 const MMA_64: &[(&str, u32)] = &[("THREADS", 256), ("BM", 64), ("BN", 128), ("WM", 2), ("MI", 2), ("NI", 2)];
 /// The same for waves of 64, which are half as many.
-const MFMA_32: &[(&str, u32)] = &[("THREADS", 128), ("BM", 32), ("BN", 128), ("WM", 1), ("MI", 2), ("NI", 4)];
+pub(super) const MFMA_32: &[(&str, u32)] =
+    &[("THREADS", 128), ("BM", 32), ("BN", 128), ("WM", 1), ("MI", 2), ("NI", 4)];
 const MFMA_64: &[(&str, u32)] = &[("THREADS", 256), ("BM", 64), ("BN", 128), ("WM", 2), ("MI", 2), ("NI", 4)];
 /// Rows of the tensor-core GEMM of halves: 32, 64 or 128 rows of x by 128 of w with eight waves.
-const HALF_32: &[(&str, u32)] = &[("BM", 32), ("WM", 1), ("MI", 2), ("NI", 1)];
+pub(super) const HALF_32: &[(&str, u32)] = &[("BM", 32), ("WM", 1), ("MI", 2), ("NI", 1)];
 const HALF_64: &[(&str, u32)] = &[("BM", 64), ("WM", 2), ("MI", 2), ("NI", 2)];
 const HALF_128: &[(&str, u32)] = &[("BM", 128), ("WM", 2), ("MI", 4), ("NI", 2)];
-const HIGH_32: &[(&str, u32)] = &[("BM", 32)];
+pub(super) const HIGH_32: &[(&str, u32)] = &[("BM", 32)];
 const HIGH_64: &[(&str, u32)] = &[("BM", 64)];
 const HIGH_128: &[(&str, u32)] = &[("BM", 128)];
 
@@ -200,7 +201,7 @@ const HEAD_TILES: [Variant; 3] = [
 ];
 
 const TILE_16: &[(&str, u32)] = &[("THREADS", 64), ("BM", 16), ("BN", 32), ("TM", 2), ("TN", 4), ("BU", 4)];
-const TILE_32: &[(&str, u32)] = &[("THREADS", 128), ("BM", 32), ("BN", 64), ("TM", 4), ("TN", 4), ("BU", 2)];
+pub(super) const TILE_32: &[(&str, u32)] = &[("THREADS", 128), ("BM", 32), ("BN", 64), ("TM", 4), ("TN", 4), ("BU", 2)];
 const TILE_64: &[(&str, u32)] = &[("THREADS", 256), ("BM", 64), ("BN", 64), ("TM", 4), ("TN", 4), ("BU", 2)];
 const CODES_16: &[(&str, u32)] = FLOATS_16;
 const CODES_64: &[(&str, u32)] = FLOATS_64;
