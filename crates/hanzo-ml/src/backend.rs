@@ -8,6 +8,7 @@ use crate::error::Result;
 use crate::levers::LeverSet;
 use crate::plan::{Plan, Sizes, ValueId, Weight};
 use hanzo_gguf::TensorBytes;
+use hanzo_kernels::Key;
 use std::any::Any;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -208,6 +209,11 @@ pub trait Backend: Send + Sync {
     /// Names of the kernels launched so far, on a device that launches kernels.
     fn launched(&self) -> BTreeSet<String> {
         BTreeSet::new()
+    }
+    /// Can the device run this kernel, and would some Plan have it do so?
+    fn reaches(&self, kernel: Key) -> bool {
+        let _ = kernel;
+        false
     }
     /// Compiles a Plan.
     fn compile(&self, plan: &Plan, options: &CompileOptions, weights: &Arc<dyn Weights>)

@@ -174,7 +174,7 @@ fn launched_all(backend: &dyn Backend) -> anyhow::Result<()> {
     if launched.is_empty() {
         return Err(Failure::usage(format!("{} launches no kernels: leave --every-kernel out", backend.name())).into());
     }
-    let left = launched::unlaunched(&launched, backend.staging(usize::MAX) > 0.0);
+    let left = launched::unlaunched(&launched, &|kernel| backend.reaches(kernel));
     if left.is_empty() {
         return Ok(());
     }

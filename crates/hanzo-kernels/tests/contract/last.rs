@@ -297,7 +297,7 @@ fn matrices_of_one_launch_are_each_multiplied_as_by_a_launch_of_its_own() {
                 want.push(words(&m, y));
             }
             let mut planes: Vec<u8> = acts.codes.iter().map(|c| *c as u8).collect();
-            let mut begin = |planes: &mut Vec<u8>| {
+            let begin = |planes: &mut Vec<u8>| {
                 planes.resize(planes.len().next_multiple_of(64), 0);
                 planes.len() as u32 / 16
             };

@@ -235,7 +235,7 @@ pub const LEVERS: &[Lever] = &[
         regimes: &[Regime::LaunchDecode],
         backends: &["vulkan"],
         oracle: "normed_linear_numeric",
-        default_on: false,
+        default_on: true,
         changes_layout: false,
         kind: LeverKind::Variant,
     },

@@ -8,7 +8,12 @@ use hanzo_gguf::Format;
 
 /// One layer of attention (with q/k norms) and either a dense or an expert feed-forward, ending in a head.
 pub(crate) fn layer_plan(moe: bool) -> Plan {
-    let (d, heads, kv, hd, ff) = (64, 4, 2, 32, 96);
+    layer_plan_of(moe, 64)
+}
+
+/// The same with rows of `d` columns.
+pub(crate) fn layer_plan_of(moe: bool, d: usize) -> Plan {
+    let (heads, kv, hd, ff) = (4, 2, 32, 96);
     let mut p = Plan::new(d);
     p.groups.push(CacheGroup {
         name: "all".into(),

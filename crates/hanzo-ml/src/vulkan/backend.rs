@@ -172,6 +172,11 @@ impl Backend for VulkanBackend {
         self.device.pipelines.launched()
     }
 
+    fn reaches(&self, kernel: Key) -> bool {
+        let rows = |format| gpu::lower::variants::reaches(kernel.op, format, &self.features);
+        !hanzo_kernels::needs_matrix_units(kernel) || kernel.format.is_some_and(rows)
+    }
+
     fn compile(
         &self,
         plan: &Plan,

@@ -181,14 +181,18 @@ mod tests {
     use crate::gpu::Program;
     use crate::gpu::lower::fixtures::{options, scalar, with};
     use crate::levers::LeverSet;
-    use crate::levers::tests::layer_plan;
+    use crate::levers::tests::layer_plan_of;
 
-    /// A step of two layers with these levers on, and those that norm elsewhere off.
-    fn program(tokens: usize, levers: &[&str]) -> Program {
-        let plain = with(LeverSet::default(), "matvec_norm", false);
+    /// A step of two layers of rows of `cols` with these of the levers that say where norms run.
+    fn program_of(cols: usize, tokens: usize, levers: &[&str]) -> Program {
+        let plain = with(with(LeverSet::default(), "matvec_norm", false), "norm_in_matvec", false);
         let levers = levers.iter().fold(plain, |s, id| with(s, id, true));
-        crate::gpu::lower::program(&layer_plan(false), &options(levers, tokens), &scalar(), &|_| None)
-            .expect("it lowers")
+        let plan = layer_plan_of(false, cols);
+        crate::gpu::lower::program(&plan, &options(levers, tokens), &scalar(), &|_| None).expect("it lowers")
+    }
+
+    fn program(tokens: usize, levers: &[&str]) -> Program {
+        program_of(64, tokens, levers)
     }
 
     fn count(p: &Program, op: &str) -> usize {
@@ -214,12 +218,21 @@ mod tests {
 
     #[test]
     fn matrices_that_norm_what_they_make_keep_their_quantized_input() {
-        // The first layer's norm comes before any matrix, so that it alone is left to its readers; what the last layer makes is the
-        // head's, so that its last matrix is one of those that quantize.
-        let both = program(1, &["matvec_norm", "norm_in_matvec", "quantize_in_matvec"]);
-        assert_eq!((count(&both, "matvec_norm"), count(&both, "rms_norm")), (3, 1), "the head's norm is apart");
+        // The first layer's norm comes before any matrix: it is a launch of its own. What the last layer makes is the head's, so that
+        // its last matrix is one of those that quantize.
+        let wide = |levers: &[&str]| program_of(2048, 1, levers);
+        let both = wide(&["matvec_norm", "norm_in_matvec", "quantize_in_matvec"]);
+        assert_eq!((count(&both, "matvec_norm"), count(&both, "rms_norm")), (3, 2), "the head's norm is apart");
         assert_eq!(count(&both, "matvec_raw"), 2 * (3 + 1) + 1);
-        assert_eq!(count(&program(1, &["matvec_norm", "norm_in_matvec"]), "matvec_raw"), 3);
+        assert_eq!(count(&wide(&["matvec_norm", "norm_in_matvec"]), "matvec_raw"), 0);
+        assert_eq!(count(&wide(&["norm_in_matvec"]), "matvec_raw"), 2 * (3 + 1));
+    }
+
+    #[test]
+    fn narrow_rows_are_normed_by_who_reads_them() {
+        let both = program(1, &["matvec_norm", "norm_in_matvec"]);
+        assert_eq!((count(&both, "matvec_norm"), count(&both, "rms_norm")), (0, 1), "the head's norm is apart");
+        assert_eq!(count(&both, "matvec_raw"), 2 * (3 + 1));
     }
 
     #[test]

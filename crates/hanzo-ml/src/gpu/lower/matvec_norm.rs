@@ -169,8 +169,9 @@ mod tests {
 
     #[test]
     fn in_a_step_of_one_token_norms_take_no_launch_and_no_barrier() {
-        let off = LeverSet::default().set(find("matvec_norm").expect("a lever"), false);
-        let [with, without] = [LeverSet::default(), off].map(|levers| program(1, false, levers));
+        let on = LeverSet::default().set(find("norm_in_matvec").expect("a lever"), false);
+        let off = on.set(find("matvec_norm").expect("a lever"), false);
+        let [with, without] = [on, off].map(|levers| program(1, false, levers));
         assert_eq!((count(&with, "matvec_norm"), count(&with, "rms_norm")), (2, 0));
         assert_eq!((count(&without, "matvec_norm"), count(&without, "rms_norm")), (0, 2));
         let barriers = |p: &Program| p.barriers.iter().filter(|b| **b).count();

@@ -345,7 +345,7 @@ mod tests {
     #[test]
     fn rows_are_masked_unless_the_bucket_has_one() {
         for tokens in [1, 2] {
-            let program = normed(tokens, false, LeverSet::default());
+            let program = normed(tokens, false, with(LeverSet::default(), "norm_in_matvec", false));
             assert_eq!(constant(&program.launches[0], "MASK"), u32::from(tokens > 1));
         }
     }

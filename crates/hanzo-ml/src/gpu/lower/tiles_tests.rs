@@ -243,3 +243,14 @@ fn each_masked_feature_chooses_the_next_row() {
     assert_eq!(chosen(&Features { wave: 64, ..vulkan.clone() }, "", Input::Int8, 512).0, "gemm_dot");
     assert_eq!(chosen(&vulkan, "", Input::Int8, 16).0, "gemm_dot");
 }
+
+#[test]
+fn a_kernel_is_reached_where_a_row_chooses_it_and_its_memory_is_there() {
+    let reaches = |kernel, format, features: &Features| super::variants::reaches(kernel, format, features);
+    let cuda = Features::cuda(90);
+    assert!(reaches("gemm_mma_f16", Format::Q4_K, &cuda) && reaches("gemm_mma_f16", Format::IQ1_M, &cuda));
+    assert!(!reaches("gemm_mma_f16", Format::F32, &cuda), "F32 is not rounded to halves");
+    assert!(!reaches("gemm_coop", Format::Q4_K, &cuda), "no such unit");
+    let small = Features { shared_bytes: 8192, ..cuda };
+    assert!(!reaches("gemm_mma_f16", Format::Q4_K, &small), "no room");
+}

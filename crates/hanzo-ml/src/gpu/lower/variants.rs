@@ -360,6 +360,16 @@ fn runs(v: &Variant, format: Option<Format>, features: &Features) -> bool {
         && bytes().is_some_and(|n| n <= u64::from(features.shared_bytes))
 }
 
+/// Does some row choose this kernel for a matrix of this format on such a device, whatever the levers?
+pub fn reaches(kernel: &str, format: Format, features: &Features) -> bool {
+    let levered = super::levered::LEVERED.iter().map(|l| &l.variant);
+    all().chain(&PINNED).chain(levered).any(|v| {
+        // F32 matrices are never rounded to halves.
+        let halves = v.input != Input::Half || format != Format::F32;
+        v.kernel == kernel && halves && runs(v, Some(format), features)
+    })
+}
+
 /// A row's value of a constant: its own, or the kernel's default; 1 if there is none of that name.
 pub fn constant(v: &Variant, name: &str) -> u32 {
     let own = v.constants.iter().find(|c| c.0 == name).map(|c| c.1);

@@ -125,7 +125,9 @@ pub fn group_case(formats: &[Format], (rows, cols, tokens): (usize, usize, usize
         let rows = if i == 0 && !glu { 2 * rows } else { rows };
         let bytes = weights(format, rows, cols, Draw::Usual, rng);
         let w = b.weight(&format!("w{i}"), format, (1, rows, cols), bytes);
-        let bias = (i == 1).then(|| b.vector("bias", &rng.floats(rows, 1.0)));
+        // Three of one format have none: they may share a launch.
+        let biased = i == 1 && (glu || formats.iter().any(|f| *f != formats[0]));
+        let bias = biased.then(|| b.vector("bias", &rng.floats(rows, 1.0)));
         let out = b.plan.value(format!("out{i}"), Dim::Tokens, rows);
         b.plan.push(Op::Linear { x, member: Member { w, bias, out } });
         outs.push(out);
@@ -149,6 +151,7 @@ pub(super) fn group(context: &Context<'_>, sink: Sink<'_>) {
         for tokens in [1, 5] {
             both(group_case(&[pick(0), pick(1), pick(7)], (9, cols, tokens), false, rng), sink);
             both(group_case(&[pick(0), pick(0)], (11, cols, tokens), true, rng), sink);
+            both(group_case(&[pick(0), pick(0), pick(0)], (9, cols, tokens), false, rng), sink);
         }
     }
 }
