@@ -84,7 +84,7 @@ impl Subject for Glu<'_> {
     fn arguments(&self, c: &Constants, copy: usize) -> anyhow::Result<Vec<(&'static str, Arg)>> {
         let mut all = self.gate.with(KERNEL).arguments(c, copy)?;
         let at = copy / self.gate.sets();
-        all.retain(|(name, _)| *name != "y");
+        all.retain(|(name, _)| !["wu", "y"].contains(name));
         all.extend([("wg", self.gate.weights.weight(at)), ("wu", self.up.weight(at)), ("y", (&self.y).into())]);
         all.push(("capacity", Arg::U32(self.gate.case.slots() as u32)));
         Ok(all)
