@@ -77,7 +77,7 @@ enum Command {
     Gate(gate::Args),
     /// List the levers: named optimisations that can be switched
     Levers(levers::Args),
-    /// Show the processor, its features, caches and memory
+    /// Show the processor, its features, caches and memory, and the GPUs
     Devices(devices::Args),
     /// Print a completion script for a shell
     Completions(completions::Args),

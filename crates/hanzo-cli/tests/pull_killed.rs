@@ -77,6 +77,10 @@ fn failures_exit_with_1_and_bad_usage_with_2() {
     assert!(said.starts_with("error: unknown model `nosuchmodel`\n  remedy: "), "{said}");
     assert_eq!(run(&["pull", "--no-such-flag"]).status.code(), Some(2));
     assert_eq!(run(&[]).status.code(), Some(2));
+    // Neither runs anything first.
+    let large = run(&["bench", "--op", "gemm", "--shape", "64x64", "--tokens", "99999999"]);
+    assert_eq!(large.status.code(), Some(2), "{}", String::from_utf8_lossy(&large.stderr));
+    assert_eq!(run(&["gate", "--every-kernel", "--device", "cpu"]).status.code(), Some(2));
     assert_eq!(run(&["--version"]).status.code(), Some(0));
     fs::remove_dir_all(cache).unwrap();
 }

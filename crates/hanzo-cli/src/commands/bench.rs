@@ -108,8 +108,16 @@ fn parse_weight_formats(text: &str) -> Result<Formats, String> {
     format.map(|f| Formats(vec![f])).ok_or_else(|| "it is no format of weights, e.g. Q4_K, or `all`".into())
 }
 
+/// The most floats of activations or results that a measurement of one kernel has.
+const MOST_FLOATS: usize = 1 << 30;
+
 /// Measures.
 pub fn run(args: Args, context: &Context) -> anyhow::Result<()> {
+    let tall = args.tokens.iter().max().map_or(1, |t| t.get());
+    if let Some((rows, cols)) = args.shape.iter().find(|s| tall.saturating_mul(s.0.max(s.1)) > MOST_FLOATS) {
+        let what = format!("--tokens {tall} of --shape {rows}x{cols} are more than 2^30 floats; ask for fewer");
+        return Err(Failure::usage(what).into());
+    }
     if let Some(op) = args.op
         && let Some(device) = kernel_device(&args.devices.device)?
     {
