@@ -14,6 +14,7 @@ mod shared;
 use hanzo_gguf::Format;
 use hanzo_kernels::args::Args;
 use hanzo_kernels::{Key, spirv};
+use hanzo_ml::levers::{LeverSet, find};
 use hanzo_ml::oracle::launched::{BY_HAND, kernels_of};
 use hanzo_ml::vulkan::VulkanOptions;
 use hanzo_ml::vulkan::raw::{Gpu, Memory};
@@ -26,7 +27,7 @@ type Launched = BTreeSet<String>;
 type Check = fn(&mut Vulkan) -> Launched;
 
 /// Each op with its check: it launches every kernel of the op.
-const CHECKS: [(&str, Check); 15] = [
+const CHECKS: [(&str, Check); 16] = [
     ("argmax", |d| here(d, sampling::argmax)),
     ("top_k", |d| here(d, sampling::top_k)),
     ("softmax", |d| here(d, sampling::softmax)),
@@ -40,9 +41,15 @@ const CHECKS: [(&str, Check); 15] = [
     ("embed", |d| here(d, |d| formats::embed(d, &every_format()))),
     ("unpack", |d| here(d, |d| formats::unpack(d, &every_format()))),
     ("math_test", |d| here(d, math::quotients)),
-    ("gemm_dot", |_| contractions::with(true)),
-    ("gemm_codes", |_| contractions::with(false)),
+    ("gemm_dot", |_| contractions::with(true, LeverSet::default())),
+    ("gemm_codes", |_| contractions::with(false, LeverSet::default())),
+    ("gemm_weight_stage", |_| contractions::with(true, weight_stage())),
 ];
+
+/// The default levers, and the one that chooses `gemm_weight_stage`.
+fn weight_stage() -> LeverSet {
+    LeverSet::default().set(find("gemm_weight_stage").expect("a lever"), true)
+}
 
 fn here(device: &mut Vulkan, check: fn(&mut Vulkan)) -> Launched {
     check(device);
@@ -93,7 +100,7 @@ fn every_format_gives_its_floats_its_rows_their_scales_and_its_bytes_back() {
 
 #[test]
 fn tiles_meet_their_oracle_for_every_format_with_and_without_int8_dot_products() {
-    check(&["gemm_dot", "gemm_codes"]);
+    check(&["gemm_dot", "gemm_codes", "gemm_weight_stage"]);
 }
 
 #[test]

@@ -24,6 +24,7 @@ pub const BY_HAND: &[&str] = &[
     // For devices without int8 dot products, or with: a gate meets one of the two.
     "gemm_codes",
     "gemm_dot",
+    "gemm_weight_stage",
 ];
 
 /// The kernels of an op for Vulkan, one a format that it is built with.

@@ -12,8 +12,8 @@ use std::collections::BTreeSet;
 /// More than mat-vecs take.
 const TOKENS: usize = 37;
 
-/// Every block format's linear and experts against their oracles on a device with int8 dot products, or without; what it launched.
-pub fn with(int_dot: bool) -> BTreeSet<String> {
+/// Every block format's linear and experts against their oracles on a device with int8 dot products, or without, under some levers; what it launched.
+pub fn with(int_dot: bool, levers: LeverSet) -> BTreeSet<String> {
     let mask = Mask::parse(if int_dot { "matrix" } else { "matrix,dot" }).expect("a mask");
     let options = VulkanOptions { mask, int_dot: Some(int_dot), ..VulkanOptions::default() };
     let b = VulkanBackend::open(0, &options).expect("a backend");
@@ -26,7 +26,7 @@ pub fn with(int_dot: bool) -> BTreeSet<String> {
         for case in [one, moe].map(|case| Case { precision: Precision::Int8, ..case }) {
             let rounding = Rounding::of(std::iter::once(&b as &dyn Backend), &case);
             let reference = Reference::with_rounding(&case, rounding).expect("a reference");
-            let run = RunOptions { levers: LeverSet::default(), deterministic: false };
+            let run = RunOptions { levers, deterministic: false };
             let found = reference.check(&case, &b, run).outputs;
             let stopped = found.failure.is_some() || found.unsupported.is_some();
             assert!(found.cases > 0 && found.nbad == 0 && !stopped, "{} {format}: {found:?}", case.about);
