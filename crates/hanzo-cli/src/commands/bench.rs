@@ -18,6 +18,7 @@ use crate::bench::kernel::{self, Case};
 use crate::bench::placement;
 use crate::bench::profile::{self, Profile};
 use crate::bench::report::{self, Markdown, OutputFormat};
+use crate::bench::roof;
 use crate::bench::row::{ModelFacts, Row, Setup, TokenBytes};
 use crate::bench::step_report;
 use crate::cli::Context;
@@ -134,13 +135,14 @@ pub fn run(args: Args, context: &Context) -> anyhow::Result<()> {
         // The device's own clock does not care what else the processor does.
         return bench_gpu::run(&request, &args.gpu, context);
     }
-    let kernel = args.op.map(|op| cpu_kernel(op, &args)).transpose()?;
+    let kernel = args.op.filter(|op| *op != Op::Copy).map(|op| cpu_kernel(op, &args)).transpose()?;
     if !args.force {
         refuse_if_busy()?;
     }
-    match kernel {
-        Some(kernel) => kernels(kernel, &args),
-        None => models(&args, context),
+    match (kernel, args.op) {
+        (Some(kernel), _) => kernels(kernel, &args),
+        (None, Some(_)) => roofs(&args),
+        (None, None) => models(&args, context),
     }
 }
 
@@ -418,19 +420,51 @@ fn cpu_kernel(op: Op, args: &Args) -> anyhow::Result<(Contraction, usize)> {
     match op {
         Op::Matvec => Ok((Contraction::MatVec, 1)),
         Op::Gemm => Ok((Contraction::Gemm, 512)),
-        _ => Err(Failure::usage("only matvec and gemm are measured on the CPU; name a GPU with --device").into()),
+        _ => Err(Failure::usage("only matvec, gemm and copy are measured on the CPU; name a GPU with --device").into()),
     }
+}
+
+/// The instruction set and the numbers of threads that kernels are measured with.
+fn cpu_setup(args: &Args) -> anyhow::Result<(IsaLevel, Vec<usize>)> {
+    let isa = args.isa.map_or_else(|| environment().map(|s| s.isa), Ok)?;
+    let all = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let threads = args.threads.iter().map(|t| usize::from(*t));
+    Ok((isa, if args.threads.is_empty() { vec![all] } else { threads.collect() }))
+}
+
+/// Measures what the CPU can do at most.
+fn roofs(args: &Args) -> anyhow::Result<()> {
+    let (isa, threads) = cpu_setup(args)?;
+    let mut measured = Vec::new();
+    for &threads in &threads {
+        let start = contention::now();
+        measured.extend(roof::run(isa, threads, args.repetitions.get(), devices::last_level_cache())?);
+        judge(&mut None, start.contention(), args, "while the roofs were measured")?;
+    }
+    let mut out = output::stdout();
+    let fields = || measured.iter().map(|m| m.fields());
+    match args.output {
+        OutputFormat::Md => {
+            let columns = ["op", "way", "isa", "threads", "us", "GB/s", "G multiply-adds/s"];
+            let mut table = Markdown::new(&columns.map(|name| (name, !["op", "way", "isa"].contains(&name))));
+            let cell = |v: Value| match v {
+                Value::String(s) => s,
+                Value::Null => String::new(),
+                v => v.as_f64().map_or_else(String::new, |x| format!("{x:.1}")),
+            };
+            fields().for_each(|f| table.row(f.into_iter().map(|(_, v)| cell(v)).collect()));
+            table.write(&mut out)?;
+        }
+        OutputFormat::Json => writeln!(out, "{:#}", fields().map(report::object).collect::<Value>())?,
+        OutputFormat::Jsonl => fields().try_for_each(|f| writeln!(out, "{}", report::object(f)))?,
+        OutputFormat::Csv => report::csv(fields(), &mut out)?,
+    }
+    Ok(out.finish()?)
 }
 
 /// Measures the CPU's kernels alone.
 fn kernels((contraction, default): (Contraction, usize), args: &Args) -> anyhow::Result<()> {
-    let isa = args.isa.map_or_else(|| environment().map(|s| s.isa), Ok)?;
-    let all_threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let threads: Vec<usize> = if args.threads.is_empty() {
-        vec![all_threads]
-    } else {
-        args.threads.iter().map(|t| usize::from(*t)).collect()
-    };
+    let (isa, threads) = cpu_setup(args)?;
     let mut measured = Vec::new();
     let formats = args.format.iter().flat_map(|f| &f.0);
     let shapes = || args.shape.iter().flat_map(|s| tokens(args, default).into_iter().map(move |t| (*s, t)));

@@ -5,15 +5,23 @@ use crate::cache::PAGE;
 use crate::error::{Error, Result};
 use crate::plan::{Access, Op, Plan};
 use hanzo_gguf::TensorBytes;
+use memmap2::MmapMut;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::any::Any;
 use std::ptr::NonNull;
 
-/// A zeroed allocation aligned to a cache line. Large ones come from the system lazily: a page that is never touched
-/// costs nothing.
+/// Zero bytes aligned to a cache line. Large ones are mappings of their own, which the system makes lazily: a page that is never
+/// touched costs nothing; where it can, it is asked for huge pages, so that a long cache is read with few translations.
 pub struct Buffer {
-    ptr: NonNull<u8>,
+    memory: Memory,
     len: usize,
+}
+
+/// Where a buffer's bytes are.
+enum Memory {
+    None,
+    Heap(NonNull<u8>),
+    Mapped(NonNull<u8>, MmapMut),
 }
 
 // SAFETY: plain memory; access is coordinated by the executor's schedule.
@@ -23,24 +31,41 @@ unsafe impl Sync for Buffer {}
 
 impl Buffer {
     const ALIGN: usize = 64;
+    /// Bytes from which a buffer is a mapping.
+    const LARGE: usize = 1 << 20;
+    /// Bytes of a huge page, from which it asks for them.
+    const HUGE: usize = 2 << 20;
 
     /// `len` zero bytes.
     pub fn new(len: usize) -> Result<Buffer> {
-        if len == 0 {
-            return Ok(Buffer { ptr: NonNull::dangling(), len });
-        }
-        let layout = Layout::from_size_align(len, Self::ALIGN)
-            .map_err(|_| Error::Memory(format!("{len} bytes is more than an address space holds")))?;
-        // SAFETY: the layout has a non-zero size.
-        let ptr = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(|| {
-            Error::Memory(format!("{:.1} MiB for activations or caches", len as f64 / (1 << 20) as f64))
-        })?;
-        Ok(Buffer { ptr, len })
+        let none = || Error::Memory(format!("{:.1} MiB for activations or caches", len as f64 / (1 << 20) as f64));
+        let memory = match len {
+            0 => Memory::None,
+            Self::LARGE.. => {
+                let mut map = MmapMut::map_anon(len).map_err(|_| none())?;
+                #[cfg(target_os = "linux")]
+                if len >= Self::HUGE {
+                    // A wish: without it, pages are small and results the same.
+                    let _ = map.advise(memmap2::Advice::HugePage);
+                }
+                Memory::Mapped(NonNull::new(map.as_mut_ptr()).ok_or_else(none)?, map)
+            }
+            _ => {
+                let layout = Layout::from_size_align(len, Self::ALIGN)
+                    .map_err(|_| Error::Memory(format!("{len} bytes is more than an address space holds")))?;
+                // SAFETY: the layout has a non-zero size.
+                Memory::Heap(NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(none)?)
+            }
+        };
+        Ok(Buffer { memory, len })
     }
 
     /// Its first byte.
     pub fn ptr(&self) -> *mut u8 {
-        self.ptr.as_ptr()
+        match &self.memory {
+            Memory::None => NonNull::dangling().as_ptr(),
+            Memory::Heap(p) | Memory::Mapped(p, _) => p.as_ptr(),
+        }
     }
 
     /// Its length.
@@ -55,22 +80,22 @@ impl Buffer {
 
     /// Its bytes.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the allocation is `len` initialised bytes.
-        unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
+        // SAFETY: the memory is `len` initialised bytes.
+        unsafe { std::slice::from_raw_parts(self.ptr(), self.len) }
     }
 
     /// Its bytes, to write.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as `bytes`, and the borrow is exclusive.
-        unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len) }
+        unsafe { std::slice::from_raw_parts_mut(self.ptr(), self.len) }
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if self.len > 0 {
+        if let Memory::Heap(p) = self.memory {
             // SAFETY: allocated in `new` with this very layout.
-            unsafe { dealloc(self.ptr.as_ptr(), Layout::from_size_align_unchecked(self.len, Self::ALIGN)) };
+            unsafe { dealloc(p.as_ptr(), Layout::from_size_align_unchecked(self.len, Self::ALIGN)) };
         }
     }
 }

@@ -8,5 +8,8 @@ pub mod isa;
 pub mod memory;
 pub mod ops;
 pub mod pool;
+pub mod roof;
+#[cfg(target_arch = "x86_64")]
+mod wide;
 
 pub use backend::{CpuBackend, CpuOptions};

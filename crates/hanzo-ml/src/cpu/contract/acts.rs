@@ -74,7 +74,7 @@ impl Acts {
 
     /// The planes of one row.
     #[inline(always)]
-    pub(super) fn row(&self, token: usize) -> ActRow {
+    pub(in crate::cpu) fn row(&self, token: usize) -> ActRow {
         let groups = self.k / 32;
         ActRow {
             codes: self.codes.wrapping_add(token * self.k),
@@ -88,12 +88,26 @@ impl Acts {
 
 /// The planes of one token, each at its first element.
 #[derive(Clone, Copy)]
-pub(super) struct ActRow {
+pub(in crate::cpu) struct ActRow {
     pub codes: *const i8,
     pub d: *const f32,
     pub sums: *const i16,
     pub dsums: *const f32,
     pub dsums16: *const f32,
+}
+
+impl ActRow {
+    /// The planes from element `k` on, a multiple of 32.
+    #[inline(always)]
+    pub(in crate::cpu) fn from(self, k: usize) -> ActRow {
+        ActRow {
+            codes: self.codes.wrapping_add(k),
+            d: self.d.wrapping_add(k / 32),
+            sums: self.sums.wrapping_add(k / 16),
+            dsums: self.dsums.wrapping_add(k / 32),
+            dsums16: self.dsums16.wrapping_add(k / 16),
+        }
+    }
 }
 
 /// Quantized activations that own their memory: sized by the largest use, then reused.
@@ -130,7 +144,7 @@ pub fn quantizer(isa: IsaLevel) -> QuantizeRow {
         #[cfg(target_arch = "x86_64")]
         IsaLevel::Avx2 => super::entries::avx2::quantize,
         #[cfg(target_arch = "x86_64")]
-        IsaLevel::Avx512 => super::entries::avx512::quantize,
+        IsaLevel::Avx512 | IsaLevel::Avx512Vbmi => super::entries::avx512::quantize,
         _ => super::entries::portable::quantize,
     }
 }

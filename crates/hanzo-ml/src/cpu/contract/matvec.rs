@@ -69,7 +69,7 @@ unsafe fn tiles<I: Isa, F: CpuFormat, const R: usize, const T: usize>(job: &mut 
 
 /// The dot products of `R` rows with `T` tokens.
 #[inline(always)]
-unsafe fn dots<I: Isa, F: CpuFormat, const R: usize, const T: usize>(
+pub(in crate::cpu) unsafe fn dots<I: Isa, F: CpuFormat, const R: usize, const T: usize>(
     w: &[*const u8; R],
     blocks: usize,
     a: &[ActRow; T],

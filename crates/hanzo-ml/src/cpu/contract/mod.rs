@@ -40,6 +40,8 @@ use hanzo_gguf::Format;
 pub use acts::{ActBuf, Acts, QuantizeRow, quantizer};
 pub use scratch::Scratch;
 
+pub(super) use matvec::dots;
+
 use super::isa::IsaLevel;
 
 /// How a contraction walks its operands.
@@ -165,8 +167,14 @@ pub fn kernel(op: Contraction, format: Format, acts: ActKind, isa: IsaLevel) -> 
         IsaLevel::Avx2 => entries::avx2::kernel(op, format, acts),
         #[cfg(target_arch = "x86_64")]
         IsaLevel::Avx512 => entries::avx512::kernel(op, format, acts),
+        #[cfg(target_arch = "x86_64")]
+        IsaLevel::Avx512Vbmi => match (op, acts) {
+            (Contraction::MatVec, ActKind::Int8) => super::wide::kernel(format),
+            _ => None,
+        }
+        .or_else(|| entries::avx512::kernel(op, format, acts)),
         #[cfg(not(target_arch = "x86_64"))]
-        IsaLevel::Avx2 | IsaLevel::Avx512 => None,
+        IsaLevel::Avx2 | IsaLevel::Avx512 | IsaLevel::Avx512Vbmi => None,
     }
 }
 
@@ -175,15 +183,17 @@ pub fn kernel(op: Contraction, format: Format, acts: ActKind, isa: IsaLevel) -> 
 pub fn scratch_bytes(op: Contraction, format: Format, acts: ActKind, isa: IsaLevel, k: usize, tokens: usize) -> usize {
     match (acts, op) {
         (ActKind::F32, _) => float::scratch_bytes(format, k),
+        #[cfg(target_arch = "x86_64")]
+        (ActKind::Int8, Contraction::MatVec) if isa == IsaLevel::Avx512Vbmi => super::wide::scratch_bytes(format, k),
         (ActKind::Int8, Contraction::MatVec) => 0,
         (ActKind::Int8, Contraction::Gemm) => match isa {
             IsaLevel::Portable => gemm::scratch_bytes::<super::isa::Portable>(k, tokens),
             #[cfg(target_arch = "x86_64")]
             IsaLevel::Avx2 => gemm::scratch_bytes::<super::isa::Avx2>(k, tokens),
             #[cfg(target_arch = "x86_64")]
-            IsaLevel::Avx512 => gemm::scratch_bytes::<super::isa::Avx512>(k, tokens),
+            IsaLevel::Avx512 | IsaLevel::Avx512Vbmi => gemm::scratch_bytes::<super::isa::Avx512>(k, tokens),
             #[cfg(not(target_arch = "x86_64"))]
-            IsaLevel::Avx2 | IsaLevel::Avx512 => 0,
+            IsaLevel::Avx2 | IsaLevel::Avx512 | IsaLevel::Avx512Vbmi => 0,
         },
     }
 }
@@ -191,7 +201,7 @@ pub fn scratch_bytes(op: Contraction, format: Format, acts: ActKind, isa: IsaLev
 impl Job<'_> {
     /// The first byte of weight row `row`; beyond the last row of the job, of the last row.
     #[inline(always)]
-    fn row(&self, row: usize) -> *const u8 {
+    pub(super) fn row(&self, row: usize) -> *const u8 {
         self.w.data.wrapping_add(row.min(self.rows.end - 1) * self.w.row_bytes)
     }
 
@@ -200,7 +210,7 @@ impl Job<'_> {
     /// # Safety
     /// As for [`Kernel`]; `row` is one of the job's.
     #[inline(always)]
-    unsafe fn write(&self, out_row: usize, row: usize, value: f32) {
+    pub(super) unsafe fn write(&self, out_row: usize, row: usize, value: f32) {
         unsafe {
             let bias = self.bias.map_or(0.0, |bias| *bias.add(row));
             self.out.add(out_row * self.out_stride + row).write(value + bias);

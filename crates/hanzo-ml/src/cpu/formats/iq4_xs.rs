@@ -12,6 +12,21 @@ use crate::cpu::isa::{Isa, read};
 #[allow(non_camel_case_types)]
 pub(crate) struct IQ4_XS;
 
+/// The eight signed scales, one a byte.
+///
+/// # Safety
+/// `block` is a block.
+#[inline(always)]
+pub(in crate::cpu) unsafe fn scale_bytes(block: *const u8) -> u64 {
+    let (pairs, low) = unsafe { (read::<u16>(block.add(2)), read(block.add(4))) };
+    // The eight bit pairs, one a byte, in bits 4 and 5.
+    let x = u64::from(pairs);
+    let x = (x | x << 24) & 0x0000_00ff_0000_00ff;
+    let x = (x | x << 12) & 0x000f_000f_000f_000f;
+    let high = (x | x << 6) & 0x0303_0303_0303_0303;
+    minus_32(nibble_bytes(low) | high << 4)
+}
+
 impl CpuFormat for IQ4_XS {
     const FORMAT: Format = Format::IQ4_XS;
     const GROUP: usize = 32;
@@ -20,13 +35,7 @@ impl CpuFormat for IQ4_XS {
     #[inline(always)]
     unsafe fn scales<I: Isa>(block: *const u8, s: &mut Scales, _: &mut Scales) {
         unsafe {
-            // The eight bit pairs, one a byte, in bits 4 and 5.
-            let x = u64::from(read::<u16>(block.add(2)));
-            let x = (x | x << 24) & 0x0000_00ff_0000_00ff;
-            let x = (x | x << 12) & 0x000f_000f_000f_000f;
-            let high = (x | x << 6) & 0x0303_0303_0303_0303;
-            let scales = nibble_bytes(read(block.add(4))) | high << 4;
-            scale_i8::<I>(half_at::<I>(block), minus_32(scales), s.0.as_mut_ptr());
+            scale_i8::<I>(half_at::<I>(block), scale_bytes(block), s.0.as_mut_ptr());
         }
     }
 

@@ -124,7 +124,7 @@ for_each_cpu_format!(modules);
 /// Twelve bytes hold, per group 0..4, the scale (bytes 0..4) and the minimum (4..8) in their low six bits; groups 4..8
 /// have their low nibbles in bytes 8..12 and their high two bits on top of the first eight bytes.
 #[inline(always)]
-unsafe fn six_bit_pairs(packed: *const u8) -> (u64, u64) {
+pub(in crate::cpu) unsafe fn six_bit_pairs(packed: *const u8) -> (u64, u64) {
     let [a, b, c] = unsafe { super::isa::read::<[u32; 3]>(packed) };
     let high = |x: u32| x >> 2 & 0x3030_3030;
     let scales = u64::from(a & 0x3f3f_3f3f) | u64::from(c & 0x0f0f_0f0f | high(a)) << 32;
@@ -161,7 +161,7 @@ fn minus_32(x: u64) -> u64 {
 
 /// The nibbles of four bytes as eight bytes: low, high, low, high, and so on.
 #[inline(always)]
-fn nibble_bytes(x: u32) -> u64 {
+pub(in crate::cpu) fn nibble_bytes(x: u32) -> u64 {
     let x = u64::from(x);
     let x = (x | x << 16) & 0x0000_ffff_0000_ffff;
     let x = (x | x << 8) & 0x00ff_00ff_00ff_00ff;
@@ -201,7 +201,7 @@ unsafe fn rows_of_4<I: Isa, const N: usize>(grid: &[u32; N], ahead: &Ahead, chun
 
 /// Eight 3-bit fields, the low four of each of two 16-bit words, as bytes.
 #[inline(always)]
-fn three_bit_bytes(x: u32) -> u64 {
+pub(in crate::cpu) fn three_bit_bytes(x: u32) -> u64 {
     let x = u64::from(x);
     let x = (x | x << 16) & 0x0000_0fff_0000_0fff;
     let x = (x | x << 10) & 0x003f_003f_003f_003f;

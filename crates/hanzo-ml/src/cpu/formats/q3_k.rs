@@ -11,6 +11,19 @@ use crate::cpu::isa::{Isa, read};
 #[allow(non_camel_case_types)]
 pub(crate) struct Q3_K;
 
+/// The sixteen signed scales, one a byte.
+///
+/// # Safety
+/// `block` is a block.
+#[inline(always)]
+pub(in crate::cpu) unsafe fn scale_bytes(block: *const u8) -> (u64, u64) {
+    // Low nibbles: byte i has scale i and scale 8 + i. High pairs: byte i has those of scales i, 4 + i, 8 + i, 12 + i.
+    let (low, high) = unsafe { (read::<u64>(block.add(96)), u64::from(read::<u32>(block.add(104)))) };
+    let first = low & 0x0f0f_0f0f_0f0f_0f0f | (high & 0x0303_0303) << 4 | (high & 0x0c0c_0c0c) << 34;
+    let last = low >> 4 & 0x0f0f_0f0f_0f0f_0f0f | (high & 0x3030_3030) | (high & 0xc0c0_c0c0) << 30;
+    (minus_32(first), minus_32(last))
+}
+
 impl CpuFormat for Q3_K {
     const FORMAT: Format = Format::Q3_K;
     const GROUP: usize = 16;
@@ -20,13 +33,9 @@ impl CpuFormat for Q3_K {
     unsafe fn scales<I: Isa>(block: *const u8, s: &mut Scales, _: &mut Scales) {
         unsafe {
             let d = half_at::<I>(block.add(108));
-            // Low nibbles: byte i has scale i and scale 8 + i. High pairs: byte i has those of scales i, 4 + i, 8 + i, 12 + i.
-            let low: u64 = read(block.add(96));
-            let high = u64::from(read::<u32>(block.add(104)));
-            let first = low & 0x0f0f_0f0f_0f0f_0f0f | (high & 0x0303_0303) << 4 | (high & 0x0c0c_0c0c) << 34;
-            let last = low >> 4 & 0x0f0f_0f0f_0f0f_0f0f | (high & 0x3030_3030) | (high & 0xc0c0_c0c0) << 30;
-            scale_i8::<I>(d, minus_32(first), s.0.as_mut_ptr());
-            scale_i8::<I>(d, minus_32(last), s.0[8..].as_mut_ptr());
+            let (first, last) = scale_bytes(block);
+            scale_i8::<I>(d, first, s.0.as_mut_ptr());
+            scale_i8::<I>(d, last, s.0[8..].as_mut_ptr());
         }
     }
 

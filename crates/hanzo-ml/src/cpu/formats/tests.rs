@@ -189,7 +189,7 @@ macro_rules! all_formats {
                 match level {
                     IsaLevel::Portable => {}
                     IsaLevel::Avx2 => { $( $(#[$attr])* same_as_portable::<isa::Avx2, $module::$format>(); )* }
-                    IsaLevel::Avx512 => { $( $(#[$attr])* same_as_portable::<isa::Avx512, $module::$format>(); )* }
+                    IsaLevel::Avx512 | IsaLevel::Avx512Vbmi => { $( $(#[$attr])* same_as_portable::<isa::Avx512, $module::$format>(); )* }
                 }
             }
         }

@@ -35,11 +35,13 @@ pub enum IsaLevel {
     Avx2,
     /// x86-64 with AVX-512 F, BW, VL, DQ and VNNI.
     Avx512,
+    /// The same with AVX-512 VBMI and GFNI: Ice Lake, Zen 4 and later.
+    Avx512Vbmi,
 }
 
 impl IsaLevel {
     /// All levels, lowest first.
-    pub const ALL: [IsaLevel; 3] = [IsaLevel::Portable, IsaLevel::Avx2, IsaLevel::Avx512];
+    pub const ALL: [IsaLevel; 4] = [IsaLevel::Portable, IsaLevel::Avx2, IsaLevel::Avx512, IsaLevel::Avx512Vbmi];
 
     /// The highest level that this CPU (and its operating system) supports.
     pub fn detect() -> IsaLevel {
@@ -54,6 +56,10 @@ impl IsaLevel {
                 && is_x86_feature_detected!("avx512vl")
                 && is_x86_feature_detected!("avx512dq")
                 && is_x86_feature_detected!("avx512vnni");
+            let vbmi = is_x86_feature_detected!("avx512vbmi") && is_x86_feature_detected!("gfni");
+            if avx2 && avx512 && vbmi {
+                return IsaLevel::Avx512Vbmi;
+            }
             if avx2 && avx512 {
                 return IsaLevel::Avx512;
             }
@@ -76,6 +82,7 @@ impl IsaLevel {
             IsaLevel::Portable => "portable",
             IsaLevel::Avx2 => "avx2",
             IsaLevel::Avx512 => "avx512",
+            IsaLevel::Avx512Vbmi => "avx512vbmi",
         }
     }
 

@@ -17,7 +17,7 @@ impl IsaLevel {
             // SAFETY: `detect` has just reported the features that the entry enables.
             IsaLevel::Avx2 => return unsafe { x86::enter_avx2(kernel) },
             // SAFETY: as above.
-            IsaLevel::Avx512 => return unsafe { x86::enter_avx512(kernel) },
+            IsaLevel::Avx512 | IsaLevel::Avx512Vbmi => return unsafe { x86::enter_avx512(kernel) },
         }
         kernel.run(Portable(()))
     }
