@@ -10,6 +10,7 @@ use std::hint::black_box;
 use hanzo_gguf::Format;
 use hanzo_ml::cpu::contract::{ActBuf, ActKind, Contraction, Input, Job, Scratch, Tokens, Weights, kernel, quantizer};
 use hanzo_ml::cpu::isa::IsaLevel;
+use hanzo_ml::oracle::random::{Rng, block};
 
 const WORKING_SET: usize = 256 << 20;
 
@@ -95,6 +96,12 @@ fn main() {
         } else {
             (ActKind::F32, Input::F32 { data: x.as_ptr(), stride: k })
         };
+        if format.is_block() {
+            // Blocks whose values are of the usual size: subnormal scales would be slow.
+            let rng = &mut Rng::named(1, format.name());
+            let pool: Vec<Vec<u8>> = (0..509).map(|_| block(format, rng)).collect();
+            memory.chunks_exact_mut(format.block_bytes()).for_each(|b| b.copy_from_slice(&pool[rng.below(509)]));
+        }
         let mut call = |op: Contraction, copy: usize, count: usize| {
             let data = memory[copy * bytes..].as_ptr();
             let mut job = Job {

@@ -13,6 +13,7 @@ use hanzo_ml::cpu::contract::{
     ActBuf, ActKind, Contraction, Input, Job, Kernel, Scratch, Tokens, Weights, kernel, quantizer, scratch_bytes,
 };
 use hanzo_ml::cpu::isa::IsaLevel;
+use hanzo_ml::oracle::random::{self, Rng};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
@@ -79,7 +80,7 @@ pub fn run(case: &Case) -> anyhow::Result<Measured> {
     }
     let copies = wanted.div_ceil(matrix_bytes).clamp(1, (case.memory / matrix_bytes).max(1));
 
-    let weights = weights((copies * matrix_bytes) as usize);
+    let weights = weights(format, (copies * matrix_bytes) as usize);
     let x: Vec<f32> = (0..tokens * k).map(|i| ((i * 37 % 101) as f32 - 50.0) / 17.0).collect();
     let mut memory = ActBuf::new();
     let input = match kind {
@@ -110,15 +111,33 @@ pub fn run(case: &Case) -> anyhow::Result<Measured> {
     Ok(Measured { case: *case, seconds, matrix_bytes, copies })
 }
 
-/// Bytes that decode to small finite numbers in every format: no byte is above 0x3f, so no half float is large.
-fn weights(bytes: usize) -> Vec<u64> {
-    let mut seed = 1u64;
-    let mut next = || {
-        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        seed >> 8 & 0x3f3f_3f3f_3f3f_3f3f
-    };
-    (0..bytes.div_ceil(8)).map(|_| next()).collect()
+/// Weights of the usual size: random blocks, whose codes and scales are as spread as a model's; floats of small magnitude.
+fn weights(format: Format, bytes: usize) -> Vec<u64> {
+    let rng = &mut Rng::named(1, format.name());
+    let mut all = vec![0u64; bytes.div_ceil(8)];
+    if !format.is_block() {
+        // No byte above 0x3f: no float is large or has no number.
+        all.fill_with(|| rng.bits() & 0x3f3f_3f3f_3f3f_3f3f);
+        return all;
+    }
+    let size = format.block_bytes();
+    let pool: Vec<u8> = (0..POOL).flat_map(|_| random::block(format, rng)).collect();
+    // In an order that no prefetcher or predictor learns.
+    let mut packed = Vec::with_capacity(bytes + size);
+    while packed.len() < bytes {
+        let at = rng.below(POOL) * size;
+        packed.extend_from_slice(&pool[at..at + size]);
+    }
+    packed.truncate(bytes);
+    packed.resize(8 * all.len(), 0);
+    for (word, bytes) in all.iter_mut().zip(packed.as_chunks::<8>().0) {
+        *word = u64::from_le_bytes(*bytes);
+    }
+    all
 }
+
+/// Different blocks.
+const POOL: usize = 509;
 
 /// Everything a thread needs for a pass over all copies, but its rows and scratch.
 struct Pass {

@@ -21,7 +21,7 @@ pub struct Buffer {
 enum Memory {
     None,
     Heap(NonNull<u8>),
-    Mapped(NonNull<u8>, MmapMut),
+    Mapped(NonNull<u8>, #[expect(dead_code, reason = "keeps the mapping")] MmapMut),
 }
 
 // SAFETY: plain memory; access is coordinated by the executor's schedule.

@@ -14,6 +14,8 @@ use crate::cpu::isa::{Isa, read};
 
 /// Weight rows of a tile.
 const ROWS: usize = 4;
+/// Prefetch distance in bytes, at least.
+const AHEAD: usize = 4096;
 /// Activation bytes that stay in L2 while all rows pass.
 const TOKEN_BYTES: usize = 256 << 10;
 
@@ -165,8 +167,16 @@ unsafe fn tile<I: Isa, P: Plain, const T: usize>(job: &Job<'_>, w: &[*const u8; 
         }
         let mut acc = [[I::w_zero(); T]; ROWS];
         let whole = k / I::NR * I::NR;
+        // Rows lie one after the other: the same place one or more tiles ahead. Other tokens find the rows in a cache.
+        let tile_bytes = ROWS * job.w.row_bytes;
+        let distance = tile_bytes * AHEAD.div_ceil(tile_bytes.max(1));
         let mut i = 0;
         while i < whole {
+            if T == 1 && (i * P::BYTES).is_multiple_of(64) {
+                for r in 0..ROWS {
+                    I::prefetch(w[r].wrapping_add(i * P::BYTES + distance));
+                }
+            }
             let mut x = [I::w_zero(); T];
             for t in 0..T {
                 x[t] = I::w_load(a[t].add(i));

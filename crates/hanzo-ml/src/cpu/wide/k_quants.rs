@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Acc, Lanes, Unit, WideFormat, add, and_or, chunks, eights, fours, high, low};
+use super::{Acc, Lanes, Unit, WideFormat, add, and_or, chunks, eights, fours, half, high, low, sixteens};
 use crate::cpu::formats::{iq4_xs, q2_k::Q2_K, q3_k, q4_k::Q4_K, q5_k::Q5_K, q6_k::Q6_K, six_bit_pairs};
 use crate::cpu::isa::read;
 use hanzo_gguf::formats::tables::KVALUES_IQ4_NL;
@@ -46,12 +46,6 @@ unsafe fn two_halves(p: *const u8) -> __m512 {
         let halves = _mm_cvtph_ps(_mm_cvtsi32_si128(read(p)));
         _mm512_permutexvar_ps(TWO.load(), _mm512_castps128_ps512(halves))
     }
-}
-
-/// A half float in all lanes.
-#[inline(always)]
-unsafe fn half(p: *const u8) -> __m512 {
-    unsafe { _mm512_broadcastss_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(read::<u16>(p))))) }
 }
 
 /// Bits moved up by `lower` places in the lower half and by `upper` in the upper one, within 64 (down if negative): whoever reads
@@ -267,17 +261,6 @@ impl WideFormat for Q2_K {
             four::<Self, T>(codes, factors, &OF_PAIRS, x, acc);
         }
     }
-}
-
-/// The quads of 64 bytes of nibbles, 16 a chunk: the low ones of chunks 4 i to 4 i + 3, or the high ones.
-const fn sixteens(first: u8) -> [u8; 16] {
-    let mut quads = [0; 16];
-    let mut i = 0;
-    while i < 16 {
-        quads[i] = first + 8 * (i as u8 / 4) + i as u8 % 4;
-        i += 1;
-    }
-    quads
 }
 
 impl WideFormat for IQ4_XS {

@@ -15,16 +15,30 @@ use std::arch::x86_64::*;
 use hanzo_gguf::Format;
 
 use super::contract::{Input, Job, Kernel, dots};
+use super::formats::iq4_nl::IQ4_NL;
 use super::formats::iq4_xs::IQ4_XS;
+use super::formats::mxfp4::MXFP4;
+use super::formats::nvfp4::NVFP4;
+use super::formats::q1_0::Q1_0;
+use super::formats::q2_0::Q2_0;
 use super::formats::q2_k::Q2_K;
 use super::formats::q3_k::Q3_K;
+use super::formats::q4_0::Q4_0;
+use super::formats::q4_1::Q4_1;
 use super::formats::q4_k::Q4_K;
+use super::formats::q5_0::Q5_0;
+use super::formats::q5_1::Q5_1;
 use super::formats::q5_k::Q5_K;
 use super::formats::q6_k::Q6_K;
+use super::formats::q8_0::Q8_0;
+use super::formats::tq1_0::TQ1_0;
+use super::formats::tq2_0::TQ2_0;
 use super::formats::{Codes, CpuFormat, Shape};
-use super::isa::Avx512;
+use super::isa::{Avx512, read};
 
+mod blocks_of_32;
 mod k_quants;
+mod ternary;
 
 /// Tokens whose activations are prepared at once.
 const BATCH: usize = 4;
@@ -141,7 +155,9 @@ macro_rules! table {
         }
     };
 }
-table!(Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS,);
+table!(
+    Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4, NVFP4, TQ1_0, TQ2_0, Q1_0, Q2_0,
+);
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi,gfni,avx2,fma,f16c,bmi2")]
 unsafe fn matvec<F: WideFormat>(job: &mut Job<'_>) {
@@ -317,6 +333,17 @@ const fn chunks(a: u8, b: u8) -> [u8; 16] {
     quads
 }
 
+/// The quads of 64 bytes of nibbles, 16 a chunk: the low ones of four chunks, the first quad at `first`.
+const fn sixteens(first: u8) -> [u8; 16] {
+    let mut quads = [0; 16];
+    let mut i = 0;
+    while i < 16 {
+        quads[i] = first + 8 * (i as u8 / 4) + i as u8 % 4;
+        i += 1;
+    }
+    quads
+}
+
 /// Lane indices: eight times `a`, eight times `b`.
 const fn eights(a: u32, b: u32) -> Lanes {
     let mut lanes = [a; 16];
@@ -337,6 +364,12 @@ const fn fours(of: [u32; 4]) -> Lanes {
         i += 1;
     }
     Lanes(lanes)
+}
+
+/// A half float in all lanes.
+#[inline(always)]
+unsafe fn half(p: *const u8) -> __m512 {
+    unsafe { _mm512_broadcastss_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(read::<u16>(p))))) }
 }
 
 /// Nibbles of each byte.
