@@ -8,6 +8,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use memmap2::Mmap;
+#[cfg(target_os = "linux")]
+use memmap2::UncheckedAdvice;
 
 use crate::error::ErrorKind;
 
@@ -86,6 +88,24 @@ impl TensorBytes {
         assert!(range.start <= range.end && range.end <= self.range.len(), "range {range:?} of {}", self.range.len());
         let start = self.range.start;
         TensorBytes { backing: self.backing.clone(), range: start + range.start..start + range.end }
+    }
+}
+
+impl TensorBytes {
+    /// Lets the system take back the memory of a range of a mapped file until it is read again, from the page cache or the file.
+    /// For whoever has made a copy; no effect on bytes that are no mapping, and never on what is read.
+    ///
+    /// # Panics
+    /// If `range` reaches past the end, as slicing does.
+    pub fn release(&self, range: Range<usize>) {
+        assert!(range.start <= range.end && range.end <= self.range.len(), "{range:?} of {} bytes", self.range.len());
+        #[cfg(target_os = "linux")]
+        if let Backing::Mapped(map) = &*self.backing {
+            // SAFETY: a read-only mapping of a file: pages that go are read again, the same.
+            let _ = unsafe {
+                map.unchecked_advise_range(UncheckedAdvice::DontNeed, self.range.start + range.start, range.len())
+            };
+        }
     }
 }
 

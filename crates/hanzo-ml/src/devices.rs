@@ -74,7 +74,11 @@ pub fn open(name: &str, options: &OpenOptions) -> Result<Arc<dyn Backend>> {
     let lower = name.to_ascii_lowercase();
     let (family, which) = lower.split_once(':').map_or((lower.as_str(), None), |(f, w)| (f, Some(w)));
     let cpu = |isa| -> Result<Arc<dyn Backend>> {
-        Ok(Arc::new(CpuBackend::new(CpuOptions { threads: options.threads, isa })?))
+        Ok(Arc::new(CpuBackend::new(CpuOptions {
+            threads: options.threads,
+            isa,
+            huge_pages: options.settings.huge_pages,
+        })?))
     };
     match (family, which) {
         ("cpu", None) => cpu(options.settings.isa),

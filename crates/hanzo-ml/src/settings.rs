@@ -3,6 +3,7 @@
 //! This is the only module of the libraries that reads environment variables. [`VARIABLES`] lists every one of them;
 //! `hanzo levers --env` prints the list.
 
+use crate::cpu::HugePages;
 use crate::cpu::isa::IsaLevel;
 use crate::error::{Error, Result};
 use crate::gpu::Mask;
@@ -15,7 +16,12 @@ pub const VARIABLES: &[(&str, &str)] = &[
     ("HANZO_<LEVER>", "on | off: switch one lever"),
     ("HANZO_<LEVER>_FALLBACK", "1: the lever is off"),
     ("HANZO_PLAN", "plain: every lever off"),
-    ("HANZO_ISA", "portable | avx2 | avx512: use no instructions beyond these"),
+    ("HANZO_ISA", "portable | avx2 | avx512 | avx512vbmi: use no instructions beyond these"),
+    (
+        "HANZO_HUGE_PAGES",
+        "on | off: copy weights to huge pages on the CPU, or read them where the file is mapped (default: copy up to 8 GiB \
+         and half the available memory, where the system gives huge pages)",
+    ),
     ("HANZO_VK_VALIDATE", "1: run Vulkan under the Khronos validation layer"),
     ("HANZO_VK_PROFILE", "1: `hanzo bench` times every kernel on Vulkan and prints what each test's last step cost"),
     ("HANZO_VK_INT_DOT", "on | off: use the packed int8 dot product, or not, whatever the device says of its speed"),
@@ -103,6 +109,8 @@ pub struct Settings {
     pub levers: LeverSet,
     /// Instruction set in force.
     pub isa: IsaLevel,
+    /// Whether the CPU's weights are copied to huge pages.
+    pub huge_pages: HugePages,
     /// How Vulkan devices are used.
     pub vulkan: VulkanSettings,
 }
@@ -150,11 +158,17 @@ impl Settings {
                         &format!("at most {}, this CPU's best ({} is not there)", best.name(), i.name()),
                     );
                 }
-                None => return bad("HANZO_ISA", v, "portable, avx2 or avx512"),
+                None => return bad("HANZO_ISA", v, "portable, avx2, avx512 or avx512vbmi"),
             },
         };
         let vulkan = VulkanSettings::from_lookup(&get)?;
-        Ok(Settings { levers, isa, vulkan })
+        let huge_pages = match get("HANZO_HUGE_PAGES").as_deref() {
+            None | Some("") => HugePages::Auto,
+            Some("on") => HugePages::On,
+            Some("off") => HugePages::Off,
+            Some(v) => return bad("HANZO_HUGE_PAGES", v, "on or off"),
+        };
+        Ok(Settings { levers, isa, huge_pages, vulkan })
     }
 }
 
@@ -184,7 +198,8 @@ mod tests {
             ("HANZO_QKV", "maybe", "on or off"),
             ("HANZO_QKV_FALLBACK", "yes", "1 or 0"),
             ("HANZO_PLAN", "fast", "plain"),
-            ("HANZO_ISA", "sse9", "portable, avx2 or avx512"),
+            ("HANZO_ISA", "sse9", "portable, avx2, avx512 or avx512vbmi"),
+            ("HANZO_HUGE_PAGES", "yes", "on or off"),
             ("HANZO_VK_VALIDATE", "yes", "1 or 0"),
             ("HANZO_VK_INT_DOT", "1", "on or off"),
             ("HANZO_VK_QUEUE", "copy", "graphics or compute"),

@@ -20,7 +20,9 @@ use std::sync::Arc;
 const SEED: u64 = 1;
 
 fn cpu(isa: IsaLevel) -> Arc<dyn Backend> {
-    Arc::new(CpuBackend::new(CpuOptions { threads: 1, isa }).expect("an available instruction set"))
+    Arc::new(
+        CpuBackend::new(CpuOptions { threads: 1, isa, ..CpuOptions::default() }).expect("an available instruction set"),
+    )
 }
 
 /// A way to spread ops over two devices.

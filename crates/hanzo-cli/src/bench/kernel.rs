@@ -13,6 +13,7 @@ use hanzo_ml::cpu::contract::{
     ActBuf, ActKind, Contraction, Input, Job, Kernel, Scratch, Tokens, Weights, kernel, quantizer, scratch_bytes,
 };
 use hanzo_ml::cpu::isa::IsaLevel;
+use hanzo_ml::cpu::memory::Buffer;
 use hanzo_ml::oracle::random::{self, Rng};
 use serde_json::{Value, json};
 
@@ -80,7 +81,7 @@ pub fn run(case: &Case) -> anyhow::Result<Measured> {
     }
     let copies = wanted.div_ceil(matrix_bytes).clamp(1, (case.memory / matrix_bytes).max(1));
 
-    let weights = weights(format, (copies * matrix_bytes) as usize);
+    let weights = weights(format, (copies * matrix_bytes) as usize)?;
     let x: Vec<f32> = (0..tokens * k).map(|i| ((i * 37 % 101) as f32 - 50.0) / 17.0).collect();
     let mut memory = ActBuf::new();
     let input = match kind {
@@ -97,7 +98,7 @@ pub fn run(case: &Case) -> anyhow::Result<Measured> {
     let mut out = vec![0f32; rows * tokens];
     let pass = Pass {
         kernel: run,
-        weights: Weights { format, data: weights.as_ptr().cast(), row_bytes, k },
+        weights: Weights { format, data: weights.ptr(), row_bytes, k },
         matrix_bytes: matrix_bytes as usize,
         copies: copies as usize,
         input,
@@ -111,29 +112,22 @@ pub fn run(case: &Case) -> anyhow::Result<Measured> {
     Ok(Measured { case: *case, seconds, matrix_bytes, copies })
 }
 
-/// Weights of the usual size: random blocks, whose codes and scales are as spread as a model's; floats of small magnitude.
-fn weights(format: Format, bytes: usize) -> Vec<u64> {
+/// Weights of the usual size: random blocks, whose codes and scales are as spread as a model's; floats of small magnitude. On
+/// huge pages where there are any, as a model file's pages lie together in the page cache.
+fn weights(format: Format, bytes: usize) -> anyhow::Result<Buffer> {
     let rng = &mut Rng::named(1, format.name());
-    let mut all = vec![0u64; bytes.div_ceil(8)];
-    if !format.is_block() {
+    let mut all = Buffer::new(bytes)?;
+    if format.is_block() {
+        let pool: Vec<Vec<u8>> = (0..POOL).map(|_| random::block(format, rng)).collect();
+        // In an order that no prefetcher or predictor learns.
+        let blocks = all.bytes_mut().chunks_exact_mut(format.block_bytes());
+        blocks.for_each(|b| b.copy_from_slice(&pool[rng.below(POOL)]));
+    } else {
         // No byte above 0x3f: no float is large or has no number.
-        all.fill_with(|| rng.bits() & 0x3f3f_3f3f_3f3f_3f3f);
-        return all;
+        let words = all.bytes_mut().chunks_exact_mut(4);
+        words.for_each(|w| w.copy_from_slice(&(rng.bits() as u32 & 0x3f3f_3f3f).to_le_bytes()));
     }
-    let size = format.block_bytes();
-    let pool: Vec<u8> = (0..POOL).flat_map(|_| random::block(format, rng)).collect();
-    // In an order that no prefetcher or predictor learns.
-    let mut packed = Vec::with_capacity(bytes + size);
-    while packed.len() < bytes {
-        let at = rng.below(POOL) * size;
-        packed.extend_from_slice(&pool[at..at + size]);
-    }
-    packed.truncate(bytes);
-    packed.resize(8 * all.len(), 0);
-    for (word, bytes) in all.iter_mut().zip(packed.as_chunks::<8>().0) {
-        *word = u64::from_le_bytes(*bytes);
-    }
-    all
+    Ok(all)
 }
 
 /// Different blocks.

@@ -1,6 +1,7 @@
 //! The CPU as a [`Backend`].
 
 use super::exec::CpuExecutable;
+use super::huge::HugePages;
 use super::isa::IsaLevel;
 use super::memory::{CpuCache, CpuWeights};
 use super::pool::Pool;
@@ -16,11 +17,13 @@ pub struct CpuOptions {
     pub threads: usize,
     /// Instructions that kernels may use.
     pub isa: IsaLevel,
+    /// Whether weights are copied to huge pages.
+    pub huge_pages: HugePages,
 }
 
 impl Default for CpuOptions {
     fn default() -> Self {
-        CpuOptions { threads: 0, isa: IsaLevel::detect() }
+        CpuOptions { threads: 0, isa: IsaLevel::detect(), huge_pages: HugePages::default() }
     }
 }
 
@@ -28,6 +31,7 @@ impl Default for CpuOptions {
 pub struct CpuBackend {
     pool: Arc<Pool>,
     isa: IsaLevel,
+    huge_pages: HugePages,
 }
 
 impl CpuBackend {
@@ -49,7 +53,7 @@ impl CpuBackend {
             backend: "cpu",
             what: format!("cannot start {threads} threads: {e}; ask for fewer"),
         })?;
-        Ok(CpuBackend { pool: Arc::new(pool), isa: options.isa })
+        Ok(CpuBackend { pool: Arc::new(pool), isa: options.isa, huge_pages: options.huge_pages })
     }
 
     /// Threads that run ops.
@@ -69,7 +73,7 @@ impl Backend for CpuBackend {
     }
 
     fn load(&self, plan: &Plan, source: &dyn WeightSource) -> Result<Arc<dyn Weights>> {
-        Ok(Arc::new(CpuWeights::bind(plan, source)?))
+        Ok(Arc::new(CpuWeights::bind(plan, source, self.huge_pages, &self.pool)?))
     }
 
     fn alloc(&self, plan: &Plan, pages: &[usize], slots: &[usize]) -> Result<Box<dyn Cache>> {

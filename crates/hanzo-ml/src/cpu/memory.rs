@@ -1,5 +1,7 @@
 //! Bytes: aligned buffers, cache memory and bound weights of the CPU backend.
 
+use super::huge::{Copied, HugePages};
+use super::pool::Pool;
 use crate::backend::{Cache, WeightSource, Weights};
 use crate::cache::PAGE;
 use crate::error::{Error, Result};
@@ -100,9 +102,11 @@ impl Drop for Buffer {
     }
 }
 
-/// Weights in place: matrices as handles into the model file's mapping, vectors decoded to f32.
+/// Weights: matrices as handles into the model file's mapping, or copied to huge pages (see [`super::HugePages`]), vectors decoded
+/// to f32.
 pub struct CpuWeights {
     bound: Vec<Bound>,
+    copied: Option<Copied>,
     extra: usize,
 }
 
@@ -111,6 +115,8 @@ struct Bound {
     bytes: TensorBytes,
     /// Offset of the weight's first row.
     offset: usize,
+    /// Its tensor among those copied.
+    copy: Option<usize>,
     /// The decoded floats of a weight that some op reads as a vector.
     floats: Vec<f32>,
 }
@@ -118,14 +124,16 @@ struct Bound {
 impl CpuWeights {
     /// Binds every weight of a Plan. Matrices of contractions and token tables stay in their format; everything else
     /// (norms, biases, rope factors, sinks, short convolutions) is small, and decoded once.
-    pub fn bind(plan: &Plan, source: &dyn WeightSource) -> Result<CpuWeights> {
+    pub fn bind(plan: &Plan, source: &dyn WeightSource, huge: HugePages, pool: &Pool) -> Result<CpuWeights> {
         let mut vector = vec![false; plan.weights.len()];
+        let mut matrices = vec![false; plan.weights.len()];
         for op in &plan.ops {
             op.accesses(&mut |a| {
                 if let Access::Weight(w) = a {
                     let table = matches!(op, Op::Embed { table, .. } if *table == w);
                     let matrix = op.members().iter().any(|m| m.w == w);
                     vector[w.0 as usize] |= !table && !matrix;
+                    matrices[w.0 as usize] |= matrix;
                 }
             });
         }
@@ -158,14 +166,30 @@ impl CpuWeights {
             } else if !w.format.is_block() && bytes.as_ptr() as usize % w.format.block_bytes() != 0 {
                 return Err(wrong("its data is not aligned; rewrite the file with general.alignment 32".into()));
             }
-            bound.push(Bound { bytes, offset, floats });
+            bound.push(Bound { bytes, offset, copy: None, floats });
         }
-        Ok(CpuWeights { bound, extra })
+        // What contractions read, each tensor once: several weights may be rows of one.
+        let mut tensors: Vec<usize> = Vec::new();
+        for i in (0..bound.len()).filter(|i| matrices[*i]) {
+            let same = |a: &TensorBytes, b: &TensorBytes| a.as_ptr() == b.as_ptr() && a.len() == b.len();
+            let at = tensors.iter().position(|t| same(&bound[*t].bytes, &bound[i].bytes));
+            bound[i].copy = Some(at.unwrap_or(tensors.len()));
+            if at.is_none() {
+                tensors.push(i);
+            }
+        }
+        let all: Vec<&TensorBytes> = tensors.iter().map(|i| &bound[*i].bytes).collect();
+        let copied = Copied::of(&all, huge, pool);
+        Ok(CpuWeights { bound, copied, extra })
     }
 
     /// First byte of weight `i` (its first row of its first expert).
     pub(super) fn ptr(&self, i: usize) -> *const u8 {
-        self.bound[i].bytes[self.bound[i].offset..].as_ptr()
+        let Bound { bytes, offset, copy, .. } = &self.bound[i];
+        match (&self.copied, copy) {
+            (Some(copied), Some(at)) => copied.ptr(*at).wrapping_add(*offset),
+            _ => bytes[*offset..].as_ptr(),
+        }
     }
 
     /// The floats of vector weight `i`.

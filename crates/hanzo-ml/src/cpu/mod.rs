@@ -4,6 +4,7 @@ mod backend;
 pub mod contract;
 mod exec;
 pub(crate) mod formats;
+mod huge;
 pub mod isa;
 pub mod memory;
 pub mod ops;
@@ -13,3 +14,4 @@ pub mod roof;
 mod wide;
 
 pub use backend::{CpuBackend, CpuOptions};
+pub use huge::HugePages;

@@ -22,8 +22,10 @@ fn run_cpus(options: &GateOptions) -> Vec<GateReport> {
     let isas: Vec<IsaLevel> = IsaLevel::available().collect();
     // The best one on two threads; one thread for the others, as spinning threads are slow where tests run side by side.
     let threads = |isa: IsaLevel| if isa == IsaLevel::detect() { 2 } else { 1 };
-    let open =
-        |isa: &IsaLevel| CpuBackend::new(CpuOptions { threads: threads(*isa), isa: *isa }).expect("an available one");
+    let open = |isa: &IsaLevel| {
+        CpuBackend::new(CpuOptions { threads: threads(*isa), isa: *isa, ..CpuOptions::default() })
+            .expect("an available one")
+    };
     let cpus: Vec<CpuBackend> = isas.iter().map(open).collect();
     let backends: Vec<&dyn Backend> = cpus.iter().map(|c| c as &dyn Backend).collect();
     let reports = gate::run_all(&backends, options, &mut |_| {}).expect("files can be read");

@@ -15,7 +15,7 @@ use crate::cpu::isa::{Isa, read};
 /// Weight rows of a tile.
 const ROWS: usize = 4;
 /// Prefetch distance in bytes, at least.
-const AHEAD: usize = 4096;
+const AHEAD: usize = 8192;
 /// Activation bytes that stay in L2 while all rows pass.
 const TOKEN_BYTES: usize = 256 << 10;
 

@@ -43,7 +43,7 @@ mod ternary;
 /// Tokens whose activations are prepared at once.
 const BATCH: usize = 4;
 /// Prefetch distance in bytes.
-const AHEAD: usize = 4096;
+const AHEAD: usize = 8192;
 /// Accumulators a token, so that no multiply-add waits for the one before.
 const CHAINS: usize = 4;
 
