@@ -112,6 +112,7 @@ fn main() {
                 out: out.as_mut_ptr(),
                 out_stride: rows,
                 bias: None,
+                packed: false,
                 scratch: &mut scratch,
             };
             // SAFETY: the level is the caller's word; every pointer covers its rows.

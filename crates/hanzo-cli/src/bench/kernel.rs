@@ -162,6 +162,7 @@ impl Pass {
                 out: self.out,
                 out_stride: self.out_stride,
                 bias: None,
+                packed: false,
                 scratch: &mut *scratch,
             };
             // SAFETY: the kernel was looked up for this processor; the pointers cover all rows and tokens; no other

@@ -20,6 +20,8 @@ pub(super) const SHORT: usize = 4;
 const SLICE_BYTES: usize = 384 << 10;
 /// Largest slice of k: its weight tile stays in L1.
 const SLICE_MAX: usize = 1024;
+/// Packed activations of all slices that are kept between calls, at most: more would be too much for many threads.
+const KEPT_BYTES: usize = 8 << 20;
 /// Slices are whole blocks of every format.
 const SLICE_UNIT: usize = 256;
 
@@ -72,8 +74,11 @@ struct Plan {
     /// Tokens in full blocks, then tokens (padded) in short ones.
     full: usize,
     padded: usize,
-    /// Bytes of packed activations per padded token.
+    /// Bytes of packed activations per padded token, and of a slice of all.
     per_token: usize,
+    slice_bytes: usize,
+    /// All slices have a place of their own.
+    kept: bool,
     /// Byte offsets of: tile codes, scales, minima, unpacked codes, accumulators; and the total.
     tile: usize,
     scales: usize,
@@ -95,13 +100,16 @@ impl Plan {
         // Per 32 elements: codes, d, sums, and d times sums of two groups.
         let per_token = slice * code + slice / 32 * (4 + 4 + 8);
         let align = |bytes: usize| bytes.next_multiple_of(64);
-        let tile = align(padded * per_token);
+        let slice_bytes = align(padded * per_token);
+        let slices = k.div_ceil(slice.max(1));
+        let kept = slices * slice_bytes <= KEPT_BYTES;
+        let tile = if kept { slices * slice_bytes } else { slice_bytes };
         let scales = tile + align(slice * I::NR * code);
         let minima = scales + align(slice / 16 * I::NR * 4);
         let unpacked = minima + align(slice / 16 * I::NR * 4);
         let acc = unpacked + align(SLICE_UNIT * I::NR);
         let bytes = acc + align(I::MR.max(SHORT) * I::NR * 4);
-        Plan { slice, full, padded, per_token, tile, scales, minima, unpacked, acc, bytes }
+        Plan { slice, full, padded, per_token, slice_bytes, kept, tile, scales, minima, unpacked, acc, bytes }
     }
 
     /// The block that starts at (padded) token `first`, and its number of tokens.
@@ -130,13 +138,17 @@ pub(super) unsafe fn run<I: Isa, F: CpuFormat>(job: &mut Job<'_>, micros: &Micro
         return;
     }
     let plan = Plan::new::<I>(job.w.k, tokens);
+    let packed = job.packed && plan.kept && job.scratch.capacity() >= plan.bytes;
     let memory = job.scratch.reserve(plan.bytes);
     let mut from = 0;
     while from < job.w.k {
         let k = plan.slice.min(job.w.k - from);
         // SAFETY: all memory below lies in the plan's bytes, the rows and tokens are the job's.
         unsafe {
-            pack_activations::<I, F>(job, &plan, memory, from, k);
+            let acts = memory.add(if plan.kept { from / plan.slice * plan.slice_bytes } else { 0 });
+            if !packed {
+                pack_activations::<I, F>(job, &plan, acts, from, k);
+            }
             let mut row = job.rows.start;
             while row < job.rows.end {
                 let tile = Tile::<I> {
@@ -145,7 +157,7 @@ pub(super) unsafe fn run<I: Isa, F: CpuFormat>(job: &mut Job<'_>, micros: &Micro
                     minima: memory.add(plan.minima).cast(),
                 };
                 unpack_tile::<I, F>(job, row, from, k, &tile, memory.add(plan.unpacked));
-                contract_tile::<I, F>(job, micros, &plan, memory, (row, from, k), tile);
+                contract_tile::<I, F>(job, micros, &plan, (acts, memory.add(plan.acc).cast()), (row, from, k), tile);
                 row += I::NR;
             }
         }
@@ -246,20 +258,19 @@ unsafe fn contract_tile<I: Isa, F: CpuFormat>(
     job: &Job<'_>,
     micros: &Micros<I>,
     plan: &Plan,
-    memory: *mut u8,
+    (acts, acc): (*mut u8, *mut f32),
     (row, from, k): (usize, usize, usize),
     tile: Tile<I>,
 ) {
     let tokens = job.tokens.len();
     let rows = I::NR.min(job.rows.end - row);
     let last = from + k == job.w.k;
-    let acc = unsafe { memory.add(plan.acc).cast::<f32>() };
     let offset = if F::SIGNED { 128 } else { i16::from(F::OFFSET) };
-    let mut operands = unsafe { Operands { tile, block: plan.block::<I>(memory, 0).0, k, offset, acc } };
+    let mut operands = unsafe { Operands { tile, block: plan.block::<I>(acts, 0).0, k, offset, acc } };
     let mut first = 0;
     while first < plan.padded {
         unsafe {
-            let (block, m) = plan.block::<I>(memory, first);
+            let (block, m) = plan.block::<I>(acts, first);
             operands.block = block;
             let written = m.min(tokens - first);
             if from == 0 {
@@ -267,7 +278,7 @@ unsafe fn contract_tile<I: Isa, F: CpuFormat>(
             } else {
                 for t in 0..written {
                     let out = job.out.add(job.tokens.rows(first + t).1 * job.out_stride + row);
-                    acc.add(t * I::NR).copy_from_nonoverlapping(out, rows);
+                    copy::<I>(out, acc.add(t * I::NR), rows);
                 }
             }
             if m == I::MR {
@@ -277,7 +288,7 @@ unsafe fn contract_tile<I: Isa, F: CpuFormat>(
             }
             for t in 0..written {
                 let out = job.out.add(job.tokens.rows(first + t).1 * job.out_stride + row);
-                out.copy_from_nonoverlapping(acc.add(t * I::NR), rows);
+                copy::<I>(acc.add(t * I::NR), out, rows);
                 if let (true, Some(bias)) = (last, job.bias) {
                     for r in 0..rows {
                         *out.add(r) += *bias.add(row + r);
@@ -287,6 +298,12 @@ unsafe fn contract_tile<I: Isa, F: CpuFormat>(
             first += m;
         }
     }
+}
+
+/// Copies `rows` floats, at most `NR`: a vector, but at the end of a matrix.
+#[inline(always)]
+unsafe fn copy<I: Isa>(from: *const f32, to: *mut f32, rows: usize) {
+    unsafe { if rows == I::NR { I::w_store(to, I::w_load(from)) } else { to.copy_from_nonoverlapping(from, rows) } }
 }
 
 /// The body of the microkernel of `M` tokens for formats of `GROUP` elements a scale.

@@ -147,6 +147,8 @@ pub struct Job<'a> {
     pub out_stride: usize,
     /// One addend per weight row.
     pub bias: Option<*const f32>,
+    /// The scratch was last used by this very kernel with these tokens of this input: what it made of them is still there.
+    pub packed: bool,
     /// Working memory of the calling thread; grows on first use, see [`scratch_bytes`].
     pub scratch: &'a mut Scratch,
 }

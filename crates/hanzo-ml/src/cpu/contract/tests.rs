@@ -41,7 +41,8 @@ fn contract(
     scratch: &mut Scratch,
 ) -> Vec<f32> {
     let mut out = vec![f32::NAN; MAX_TOKENS * MAX_ROWS];
-    let mut job = Job { w, rows, input, tokens, out: out.as_mut_ptr(), out_stride: MAX_ROWS, bias: None, scratch };
+    let mut job =
+        Job { w, rows, input, tokens, out: out.as_mut_ptr(), out_stride: MAX_ROWS, bias: None, packed: false, scratch };
     // SAFETY: levels are available, `w` and the input have the rows, `out` is large enough for all of them.
     unsafe { kernel(&mut job) };
     out
@@ -248,6 +249,38 @@ fn pairs_gather_inputs_and_scatter_outputs() {
 }
 
 #[test]
+fn what_a_call_packed_serves_the_next_one_with_other_rows() {
+    for format in [Format::Q4_K, Format::Q6_K, Format::Q2_K, Format::Q8_0, Format::MXFP4, Format::TQ1_0] {
+        // Several slices of k in a GEMM.
+        let k = 2048 + 256;
+        let mut rng = Rng(10);
+        let row_bytes = format.row_bytes(k).unwrap();
+        let data = random_rows(format, &mut rng, MAX_ROWS * row_bytes, ScaleKind::Normal);
+        let (mut buf, mut scratch) = (ActBuf::new(), Scratch::new());
+        let x = activations(&mut rng, MAX_TOKENS * k);
+        let acts = quantized(IsaLevel::detect(), &mut buf, &x, MAX_TOKENS, k);
+        let w = Weights { format, data: data.as_ptr(), row_bytes, k };
+        for (isa, op, kernel) in kernels(format, ActKind::Int8) {
+            for count in [1, 2, 4, 5, MAX_TOKENS] {
+                let tokens = Tokens::Dense { first: 0, count };
+                let whole = contract(kernel, w, 0..MAX_ROWS, Input::Int8(acts), tokens, &mut scratch);
+                let mut out = vec![f32::NAN; MAX_TOKENS * MAX_ROWS];
+                for (rows, packed) in [(20..MAX_ROWS, false), (0..7, true), (7..20, true)] {
+                    let (input, out) = (Input::Int8(acts), out.as_mut_ptr());
+                    let scratch = &mut scratch;
+                    let mut job =
+                        Job { w, rows, input, tokens, out, out_stride: MAX_ROWS, bias: None, packed, scratch };
+                    // SAFETY: as in `contract`; the scratch is as the call before left it.
+                    unsafe { kernel(&mut job) };
+                }
+                let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                assert_eq!(bits(&out), bits(&whole), "{format} {isa} {op:?} {count} tokens");
+            }
+        }
+    }
+}
+
+#[test]
 fn bias_is_added_once_to_each_row() {
     let (format, k) = (Format::Q8_0, 2048 + 32);
     let mut rng = Rng(11);
@@ -266,6 +299,7 @@ fn bias_is_added_once_to_each_row() {
             let plain = contract(kernel, w, 0..MAX_ROWS, input, tokens, &mut scratch);
             let mut out = vec![0f32; 7 * MAX_ROWS];
             let mut job = Job {
+                packed: false,
                 w,
                 rows: 0..MAX_ROWS,
                 input,

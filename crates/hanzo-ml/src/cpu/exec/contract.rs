@@ -46,6 +46,8 @@ pub(super) struct WorkerScratch {
     floats: Vec<f32>,
     head: Vec<f32>,
     kernel: Scratch,
+    /// The task (its address) and the kernel that left their packed activations in `kernel` in this level.
+    packed: Option<(usize, Kernel)>,
     acts: ActBuf,
     /// The value that `acts` holds in this level.
     folded: Option<ValueId>,
@@ -66,6 +68,7 @@ impl WorkerScratch {
             floats: vec![0.0; n.floats],
             head: vec![0.0; n.head],
             kernel,
+            packed: None,
             acts,
             folded: None,
             sorted: None,
@@ -79,6 +82,16 @@ impl WorkerScratch {
     pub(super) fn new_level(&mut self) {
         self.folded = None;
         self.sorted = None;
+        self.packed = None;
+    }
+
+    /// Has `task` packed what it reads for this kernel? From now on it has, if `again`: its tokens are the same in every call.
+    fn packed(&mut self, task: &ContractTask, kernel: Kernel, again: bool) -> bool {
+        let task = std::ptr::from_ref(task).addr();
+        let same = |p: (usize, Kernel)| p.0 == task && std::ptr::fn_addr_eq(p.1, kernel);
+        let before = again && self.packed.is_some_and(same);
+        self.packed = again.then_some((task, kernel));
+        before
     }
 
     /// Scratch floats of attention and state ops.
@@ -351,6 +364,8 @@ impl ContractTask {
             }
             scratch.folded = Some(self.x);
         }
+        let kernel = if many { m.gemm } else { m.matvec };
+        let packed = scratch.packed(self, kernel, true);
         let sums = scratch.floats[..2 * tokens * n].as_mut_ptr();
         let mut job = Job {
             w: Weights { format: m.format, data: m.data, row_bytes: m.row_bytes, k: m.k },
@@ -361,10 +376,11 @@ impl ContractTask {
             out: sums.wrapping_sub(rows.start),
             out_stride: n,
             bias: None,
+            packed,
             scratch: &mut scratch.kernel,
         };
         // SAFETY: as in `call`; the sums are this worker's.
-        unsafe { (if many { m.gemm } else { m.matvec })(&mut job) }
+        unsafe { kernel(&mut job) }
         let mut out = ctx.part_mut(m.out, 0..tokens, rows.clone());
         for t in 0..tokens {
             let (a, b) = scratch.floats[2 * t * n..2 * (t + 1) * n].split_at(n);
@@ -407,6 +423,8 @@ impl ContractTask {
         scratch: &mut WorkerScratch,
     ) {
         let input = self.input(ctx, scratch);
+        let kernel = if gemm { m.gemm } else { m.matvec };
+        let packed = scratch.packed(self, kernel, self.experts.is_none());
         let mut job = Job {
             // SAFETY: the expert exists: ids come from a routing over `experts` of them.
             w: Weights {
@@ -424,11 +442,12 @@ impl ContractTask {
                 .bias
                 .as_ref()
                 .map(|b| b.ptr().wrapping_add(if self.experts.is_some() { expert * m.rows } else { 0 })),
+            packed,
             scratch: &mut scratch.kernel,
         };
         // SAFETY: the kernel was looked up for this format, input and instruction set; weights, input and output are
         // valid for the job, and items write disjoint parts of the output.
-        unsafe { (if gemm { m.gemm } else { m.matvec })(&mut job) }
+        unsafe { kernel(&mut job) }
     }
 }
 

@@ -173,13 +173,15 @@ fn prepared_bytes<F: WideFormat>(k: usize) -> usize {
 #[inline(always)]
 unsafe fn run<F: WideFormat>(job: &mut Job<'_>) {
     let units = job.w.k / F::UNIT;
-    let memory = job.scratch.reserve(prepared_bytes::<F>(job.w.k));
+    let bytes = prepared_bytes::<F>(job.w.k);
+    let packed = job.packed && job.tokens.len() <= BATCH && job.scratch.capacity() >= bytes;
+    let memory = job.scratch.reserve(bytes);
     let mut first = 0;
     while first < job.tokens.len() {
         let batch = BATCH.min(job.tokens.len() - first);
         // SAFETY: scratch holds a batch; rows and tokens are the job's.
         unsafe {
-            for t in 0..batch {
+            for t in 0..if packed { 0 } else { batch } {
                 prepare::<F>(job, first + t, units, memory.add(t * units * F::UNIT_BYTES));
             }
             let mut t = 0;
