@@ -53,8 +53,10 @@ macro_rules! entries {
             unsafe fn micro<const GROUP: usize, const MIN: bool, const OFFSET: bool, const M: usize>(
                 operands: &Operands<isa::$isa>,
             ) {
-                unsafe { super::gemm::micro::<isa::$isa, GROUP, MIN, OFFSET, M>(operands) }
+                unsafe { super::gemm::micro::<isa::$isa, GROUP, MIN, OFFSET, M, VECTORS>(operands) }
             }
+
+            const VECTORS: usize = <isa::$isa as isa::Isa>::VECTORS;
 
             /// The microkernels depend on a format's shape only.
             const fn micros<F: CpuFormat>() -> Micros<isa::$isa> {

@@ -18,21 +18,42 @@ use crate::cpu::isa::Isa;
 pub(super) const SHORT: usize = 4;
 /// Packed activation bytes of one slice of k: about half of a small L2.
 const SLICE_BYTES: usize = 384 << 10;
-/// Largest slice of k: its weight tile stays in L1.
-const SLICE_MAX: usize = 1024;
+/// Largest slice of k times vectors of rows: the weight tile stays in L1.
+const SLICE_MAX: usize = 1536;
 /// Packed activations of all slices that are kept between calls, at most: more would be too much for many threads.
 const KEPT_BYTES: usize = 8 << 20;
 /// Slices are whole blocks of every format.
 const SLICE_UNIT: usize = 256;
 
-/// A tile of weights: `NR` rows by a slice of k.
+/// A tile of weights: `VECTORS` panels of `NR` rows by a slice of k.
 struct Tile<I: Isa> {
-    /// `[k / 4][NR][4]`.
+    /// `[VECTORS][slice / 4][NR][4]`.
     codes: *mut I::Packed,
-    /// `[groups][NR]`.
+    /// `[VECTORS][slice / 16][NR]`, groups first.
     scales: *mut f32,
-    /// `[groups][NR]`.
+    /// The same.
     minima: *mut f32,
+    /// Elements of a full slice: a panel's stride.
+    slice: usize,
+}
+
+impl<I: Isa> Tile<I> {
+    /// Panel `v`.
+    #[inline(always)]
+    fn panel(&self, v: usize) -> Tile<I> {
+        let (codes, groups) = (v * self.slice * I::NR, v * self.slice / 16 * I::NR);
+        Tile {
+            codes: self.codes.wrapping_add(codes),
+            scales: self.scales.wrapping_add(groups),
+            minima: self.minima.wrapping_add(groups),
+            slice: self.slice,
+        }
+    }
+}
+
+/// Weight rows of a tile.
+const fn tile_rows<I: Isa>() -> usize {
+    I::VECTORS * I::NR
 }
 
 /// A block of `m` tokens by a slice of k.
@@ -47,7 +68,7 @@ struct Block<I: Isa> {
     sums: *mut i16,
 }
 
-/// What a microkernel reads and writes: a tile, a block, and their `[m][NR]` accumulators.
+/// What a microkernel reads and writes: a tile, a block, and their `[m][VECTORS][NR]` accumulators.
 pub(super) struct Operands<I: Isa> {
     tile: Tile<I>,
     block: Block<I>,
@@ -92,11 +113,12 @@ impl Plan {
     fn new<I: Isa>(k: usize, tokens: usize) -> Plan {
         let code = size_of::<I::Packed>();
         let tail = tokens % I::MR;
-        // A tail above two short blocks is cheaper as a full one with padding.
-        let full = tokens - tail + if tail > 2 * SHORT { I::MR } else { 0 };
+        // A tail is a full block with padding where short ones would be as many tokens.
+        let full = tokens - tail + if tail.next_multiple_of(SHORT) >= I::MR { I::MR } else { 0 };
         let padded = full + tokens.saturating_sub(full).next_multiple_of(SHORT);
         let fitting = SLICE_BYTES / (padded.max(1) * code) / SLICE_UNIT * SLICE_UNIT;
-        let slice = fitting.clamp(SLICE_UNIT, SLICE_MAX).min(k);
+        let most = (SLICE_MAX / I::VECTORS / SLICE_UNIT * SLICE_UNIT).clamp(SLICE_UNIT, 1024);
+        let slice = fitting.clamp(SLICE_UNIT, most).min(k);
         // Per 32 elements: codes, d, sums, and d times sums of two groups.
         let per_token = slice * code + slice / 32 * (4 + 4 + 8);
         let align = |bytes: usize| bytes.next_multiple_of(64);
@@ -104,11 +126,12 @@ impl Plan {
         let slices = k.div_ceil(slice.max(1));
         let kept = slices * slice_bytes <= KEPT_BYTES;
         let tile = if kept { slices * slice_bytes } else { slice_bytes };
-        let scales = tile + align(slice * I::NR * code);
-        let minima = scales + align(slice / 16 * I::NR * 4);
-        let unpacked = minima + align(slice / 16 * I::NR * 4);
+        let rows = tile_rows::<I>();
+        let scales = tile + align(slice * rows * code);
+        let minima = scales + align(slice / 16 * rows * 4);
+        let unpacked = minima + align(slice / 16 * rows * 4);
         let acc = unpacked + align(SLICE_UNIT * I::NR);
-        let bytes = acc + align(I::MR.max(SHORT) * I::NR * 4);
+        let bytes = acc + align(I::MR.max(SHORT) * rows * 4);
         Plan { slice, full, padded, per_token, slice_bytes, kept, tile, scales, minima, unpacked, acc, bytes }
     }
 
@@ -155,10 +178,13 @@ pub(super) unsafe fn run<I: Isa, F: CpuFormat>(job: &mut Job<'_>, micros: &Micro
                     codes: memory.add(plan.tile).cast(),
                     scales: memory.add(plan.scales).cast(),
                     minima: memory.add(plan.minima).cast(),
+                    slice: plan.slice,
                 };
-                unpack_tile::<I, F>(job, row, from, k, &tile, memory.add(plan.unpacked));
+                for v in 0..I::VECTORS {
+                    unpack_tile::<I, F>(job, row + v * I::NR, from, k, &tile.panel(v), memory.add(plan.unpacked));
+                }
                 contract_tile::<I, F>(job, micros, &plan, (acts, memory.add(plan.acc).cast()), (row, from, k), tile);
-                row += I::NR;
+                row += tile_rows::<I>();
             }
         }
         from += k;
@@ -263,7 +289,7 @@ unsafe fn contract_tile<I: Isa, F: CpuFormat>(
     tile: Tile<I>,
 ) {
     let tokens = job.tokens.len();
-    let rows = I::NR.min(job.rows.end - row);
+    let rows = tile_rows::<I>().min(job.rows.end - row);
     let last = from + k == job.w.k;
     let offset = if F::SIGNED { 128 } else { i16::from(F::OFFSET) };
     let mut operands = unsafe { Operands { tile, block: plan.block::<I>(acts, 0).0, k, offset, acc } };
@@ -274,11 +300,11 @@ unsafe fn contract_tile<I: Isa, F: CpuFormat>(
             operands.block = block;
             let written = m.min(tokens - first);
             if from == 0 {
-                acc.write_bytes(0, m * I::NR);
+                acc.write_bytes(0, m * tile_rows::<I>());
             } else {
                 for t in 0..written {
                     let out = job.out.add(job.tokens.rows(first + t).1 * job.out_stride + row);
-                    copy::<I>(out, acc.add(t * I::NR), rows);
+                    copy::<I>(out, acc.add(t * tile_rows::<I>()), rows);
                 }
             }
             if m == I::MR {
@@ -288,7 +314,7 @@ unsafe fn contract_tile<I: Isa, F: CpuFormat>(
             }
             for t in 0..written {
                 let out = job.out.add(job.tokens.rows(first + t).1 * job.out_stride + row);
-                copy::<I>(acc.add(t * I::NR), out, rows);
+                copy::<I>(acc.add(t * tile_rows::<I>()), out, rows);
                 if let (true, Some(bias)) = (last, job.bias) {
                     for r in 0..rows {
                         *out.add(r) += *bias.add(row + r);
@@ -306,53 +332,71 @@ unsafe fn copy<I: Isa>(from: *const f32, to: *mut f32, rows: usize) {
     unsafe { if rows == I::NR { I::w_store(to, I::w_load(from)) } else { to.copy_from_nonoverlapping(from, rows) } }
 }
 
-/// The body of the microkernel of `M` tokens for formats of `GROUP` elements a scale.
+/// The body of the microkernel of `M` tokens and `V` vectors of rows for formats of `GROUP` elements a scale.
 #[inline(always)]
-pub(super) unsafe fn micro<I: Isa, const GROUP: usize, const MIN: bool, const OFFSET: bool, const M: usize>(
+pub(super) unsafe fn micro<
+    I: Isa,
+    const GROUP: usize,
+    const MIN: bool,
+    const OFFSET: bool,
+    const M: usize,
+    const V: usize,
+>(
     o: &Operands<I>,
 ) {
     let halves = 32 / GROUP;
     unsafe {
-        let mut acc = [I::w_zero(); M];
-        for t in 0..M {
-            acc[t] = I::w_load(o.acc.add(t * I::NR));
+        let mut acc = [[I::w_zero(); V]; M];
+        let mut w = [o.tile.codes.cast_const(); V];
+        let (mut scales, mut minima) = ([o.tile.scales; V], [o.tile.minima; V]);
+        for v in 0..V {
+            let panel = o.tile.panel(v);
+            (w[v], scales[v], minima[v]) = (panel.codes.cast_const(), panel.scales, panel.minima);
+            for t in 0..M {
+                acc[t][v] = I::w_load(o.acc.add((t * V + v) * I::NR));
+            }
         }
-        let mut w = o.tile.codes.cast_const();
         let mut a = o.block.codes.cast_const();
         for group in 0..o.k / 32 {
             for half in 0..halves {
-                let mut sum = [I::wi_zero(); M];
+                let mut sum = [[I::wi_zero(); V]; M];
                 if OFFSET && I::PACKED_OFFSET {
                     // Take the offset off the sums of this half, or of both.
                     let lo = if GROUP == 32 || half == 0 { -o.offset } else { 0 };
                     let hi = if GROUP == 32 || half == 1 { -o.offset } else { 0 };
                     for t in 0..M {
-                        sum[t] = I::wi_start(o.block.sums.add(2 * (group * M + t)), lo, hi);
+                        sum[t] = [I::wi_start(o.block.sums.add(2 * (group * M + t)), lo, hi); V];
                     }
                 }
-                for _ in 0..GROUP / 4 {
+                for step in 0..GROUP / 4 {
                     for t in 0..M {
-                        sum[t] = I::wi_step(sum[t], w, a.add(4 * t));
+                        for v in 0..V {
+                            sum[t][v] = I::wi_step(sum[t][v], w[v].add(4 * I::NR * step), a.add(4 * t));
+                        }
                     }
-                    w = w.add(4 * I::NR);
                     a = a.add(4 * M);
                 }
                 let at = group * halves + half;
-                let s = I::w_load(o.tile.scales.add(at * I::NR));
-                for t in 0..M {
-                    let s = I::w_mul(s, I::w_splat(*o.block.d.add(group * M + t)));
-                    acc[t] = I::w_fma(I::w_from_wi(sum[t]), s, acc[t]);
-                }
-                if MIN {
-                    let m = I::w_load(o.tile.minima.add(at * I::NR));
+                for v in 0..V {
+                    w[v] = w[v].add(GROUP * I::NR);
+                    let s = I::w_load(scales[v].add(at * I::NR));
                     for t in 0..M {
-                        acc[t] = I::w_fnma(m, I::w_splat(*o.block.dsums.add(at * M + t)), acc[t]);
+                        let s = I::w_mul(s, I::w_splat(*o.block.d.add(group * M + t)));
+                        acc[t][v] = I::w_fma(I::w_from_wi(sum[t][v]), s, acc[t][v]);
+                    }
+                    if MIN {
+                        let m = I::w_load(minima[v].add(at * I::NR));
+                        for t in 0..M {
+                            acc[t][v] = I::w_fnma(m, I::w_splat(*o.block.dsums.add(at * M + t)), acc[t][v]);
+                        }
                     }
                 }
             }
         }
         for t in 0..M {
-            I::w_store(o.acc.add(t * I::NR), acc[t]);
+            for v in 0..V {
+                I::w_store(o.acc.add((t * V + v) * I::NR), acc[t][v]);
+            }
         }
     }
 }

@@ -24,8 +24,10 @@ const GEMM_TOKENS: usize = 5;
 const ITEMS_A_THREAD: usize = 4;
 /// Output rows of an item in two terms, whose results are summed in the worker's memory.
 const TWO_TERM_ROWS: usize = 1024;
-/// Output rows of an item: whole GEMM tiles, and not below what a claim is worth.
+/// Output rows of an item: not below what a claim is worth.
 const ROW_UNIT: usize = 32;
+/// The same for the GEMM: whole tiles, of any instruction set.
+const TILE_UNIT: usize = 96;
 
 /// The most memory that any task of an executable needs per worker.
 #[derive(Clone, Copy, Debug, Default)]
@@ -265,13 +267,14 @@ impl ContractTask {
         }
     }
 
-    /// Output rows of an item. Every GEMM call packs its activations anew, so its items are larger.
+    /// Output rows of an item.
     fn chunk(&self, m: &BoundMember, many: bool) -> usize {
-        let per = m.rows.div_ceil(self.threads * ITEMS_A_THREAD).next_multiple_of(ROW_UNIT);
+        let unit = if many { TILE_UNIT } else { ROW_UNIT };
+        let per = m.rows.div_ceil(self.threads * ITEMS_A_THREAD).next_multiple_of(unit);
         match self.source {
             Source::TwoTerm => per.min(TWO_TERM_ROWS),
             _ if self.threads == 1 => m.rows.max(1),
-            _ => per.max(if many { 2 * ROW_UNIT } else { ROW_UNIT }),
+            _ => per,
         }
     }
 

@@ -23,7 +23,8 @@ impl Isa for Avx512 {
     type Packed = u8;
 
     const NR: usize = 16;
-    const MR: usize = 12;
+    const VECTORS: usize = 3;
+    const MR: usize = 4;
     const FT: usize = 6;
     const PACKED_OFFSET: bool = true;
 

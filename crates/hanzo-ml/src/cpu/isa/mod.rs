@@ -129,8 +129,10 @@ pub(crate) trait Isa: Copy + 'static {
     /// One packed code of the GEMM, weights and activations: i8-sized or i16.
     type Packed: Copy;
 
-    /// Weight rows in a GEMM tile.
+    /// Weight rows in a vector of a GEMM tile.
     const NR: usize;
+    /// Vectors of `NR` weight rows in a GEMM tile.
+    const VECTORS: usize = 1;
     /// Tokens in a full GEMM block.
     const MR: usize;
     /// Tokens that the f32 contraction takes at once, beside one.
