@@ -10,6 +10,11 @@
 //! The order of a sum depends on the format alone: one token or two, any rows, give the same bits. What k has beyond whole
 //! units goes through the narrow kernel. Oracle: `qmatvec_unified_numeric`.
 
+#![allow(
+    clippy::needless_range_loop,
+    reason = "index loops of constant length over several arrays unroll; iterators hide it"
+)]
+
 use std::arch::x86_64::*;
 
 use hanzo_gguf::Format;
