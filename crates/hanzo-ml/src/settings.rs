@@ -15,7 +15,7 @@ pub const VARIABLES: &[(&str, &str)] = &[
     ("HANZO_<LEVER>", "on | off: switch one lever"),
     ("HANZO_<LEVER>_FALLBACK", "1: the lever is off"),
     ("HANZO_PLAN", "plain: every lever off"),
-    ("HANZO_ISA", "portable | avx2 | avx512: use no instructions beyond these"),
+    ("HANZO_ISA", "portable | avx2 | avx512 | neon | i8mm: use no instructions beyond these"),
     ("HANZO_VK_VALIDATE", "1: run Vulkan under the Khronos validation layer"),
     ("HANZO_VK_PROFILE", "1: `hanzo bench` times every kernel on Vulkan and prints what each test's last step cost"),
     ("HANZO_VK_INT_DOT", "on | off: use the packed int8 dot product, or not, whatever the device says of its speed"),
@@ -138,19 +138,13 @@ impl Settings {
                 Some(v) => return bad(&name, v, "1 or 0"),
             }
         }
-        let best = IsaLevel::detect();
         let isa = match get("HANZO_ISA").as_deref() {
-            None | Some("") => best,
+            None | Some("") => IsaLevel::detect(),
             Some(v) => match IsaLevel::from_name(v) {
-                Some(i) if i <= best => i,
-                Some(i) => {
-                    return bad(
-                        "HANZO_ISA",
-                        v,
-                        &format!("at most {}, this CPU's best ({} is not there)", best.name(), i.name()),
-                    );
+                Some(i) if i.is_available() => i,
+                _ => {
+                    return bad("HANZO_ISA", v, &format!("one of {}, which this CPU has", IsaLevel::available_names()));
                 }
-                None => return bad("HANZO_ISA", v, "portable, avx2 or avx512"),
             },
         };
         let vulkan = VulkanSettings::from_lookup(&get)?;
@@ -184,7 +178,7 @@ mod tests {
             ("HANZO_QKV", "maybe", "on or off"),
             ("HANZO_QKV_FALLBACK", "yes", "1 or 0"),
             ("HANZO_PLAN", "fast", "plain"),
-            ("HANZO_ISA", "sse9", "portable, avx2 or avx512"),
+            ("HANZO_ISA", "sse9", "portable"),
             ("HANZO_VK_VALIDATE", "yes", "1 or 0"),
             ("HANZO_VK_INT_DOT", "1", "on or off"),
             ("HANZO_VK_QUEUE", "copy", "graphics or compute"),

@@ -4,7 +4,7 @@
 //! `out[token][row] = sum over groups of d * (s * sum(code * a) - m * sum(a))`. For a slice of k that keeps the packed
 //! activations in L2: pack the activations of all tokens; for each tile of rows, unpack codes, scales and minima to L1;
 //! for each block of `M` tokens, keep `M` integer and `M` float accumulators in registers, one row a lane. A group of 32
-//! costs 8 steps (four products a lane each), one conversion, one multiply and one fused multiply-add per token.
+//! costs 8 steps (four products a lane each, or 4 of eight), one conversion, one multiply and one fused multiply-add per token.
 //!
 //! The float accumulators pass from one slice of k to the next through the output, exactly. The order of the sum is that
 //! of the groups, whatever the number of tokens, rows or slices: results are bit-equal for any batching. Oracle:
@@ -25,7 +25,7 @@ const SLICE_UNIT: usize = 256;
 
 /// A tile of weights: `NR` rows by a slice of k.
 struct Tile<I: Isa> {
-    /// `[k / 4][NR][4]`.
+    /// `[k / STEP][NR][STEP]`.
     codes: *mut I::Packed,
     /// `[groups][NR]`.
     scales: *mut f32,
@@ -35,7 +35,7 @@ struct Tile<I: Isa> {
 
 /// A block of `m` tokens by a slice of k.
 struct Block<I: Isa> {
-    /// `[k / 4][m][4]`.
+    /// `[k / STEP][m][STEP]`.
     codes: *mut I::Packed,
     /// `[k / 32][m]`.
     d: *mut f32,
@@ -177,7 +177,7 @@ unsafe fn pack_activations<I: Isa, F: CpuFormat>(job: &Job<'_>, plan: &Plan, mem
                     for t in 0..4 {
                         codes[t] = rows[t].codes.add(32 * at);
                     }
-                    I::pack_acts(codes, block.codes.add((group * 8 * m + four) * 4), 4 * m);
+                    I::pack_acts(codes, block.codes.add(group * 32 * m + four * I::STEP), I::STEP * m);
                     for t in 0..4 {
                         let to = group * m + four + t;
                         block.d.add(to).write(*rows[t].d.add(at));
@@ -313,13 +313,12 @@ pub(super) unsafe fn micro<I: Isa, const GROUP: usize, const MIN: bool, const OF
                         sum[t] = I::wi_start(o.block.sums.add(2 * (group * M + t)), lo, hi);
                     }
                 }
-                for _ in 0..GROUP / 4 {
-                    for t in 0..M {
-                        sum[t] = I::wi_step(sum[t], w, a.add(4 * t));
-                    }
-                    w = w.add(4 * I::NR);
-                    a = a.add(4 * M);
+                for _ in 0..GROUP / I::STEP {
+                    sum = I::wi_steps(sum, w, a);
+                    w = w.add(I::STEP * I::NR);
+                    a = a.add(I::STEP * M);
                 }
+                sum = I::wi_rows(sum);
                 let at = group * halves + half;
                 let s = I::w_load(o.tile.scales.add(at * I::NR));
                 for t in 0..M {
