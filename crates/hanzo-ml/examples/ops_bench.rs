@@ -1,6 +1,6 @@
 //! Speed of the CPU's non-contraction ops on one core: attention decode and prefill, norms, GLUs.
 //!
-//! `cargo run --release -p hanzo-ml --example ops_bench [portable|avx2|avx512]`. Decode walks a cache larger than the
+//! `cargo run --release -p hanzo-ml --example ops_bench [ISA]`, an instruction set by name. Decode walks a cache larger than the
 //! last-level cache, so that its figure is memory speed; norms and GLUs run on a row that fits the second level.
 //! Figures are the best of several repetitions; print them next to the machine's load.
 
@@ -69,11 +69,10 @@ fn attend(isa: IsaLevel, name: &str, context: usize, n: usize, group: usize, d: 
 }
 
 fn main() {
-    let isa = match std::env::args().nth(1).as_deref() {
-        Some("portable") => IsaLevel::Portable,
-        Some("avx2") => IsaLevel::Avx2,
-        _ => IsaLevel::detect(),
-    };
+    let isa = std::env::args().nth(1).map_or(IsaLevel::detect(), |name| {
+        let level = IsaLevel::from_name(&name).filter(|level| level.is_available());
+        level.unwrap_or_else(|| panic!("`{name}` is none of {}", IsaLevel::available_names()))
+    });
     println!("{isa:?}");
     for (group, d) in [(1, 64), (3, 64), (6, 128), (8, 128), (4, 256), (1, 128)] {
         attend(isa, "decode", 4096, 1, group, d, (96 << 20) / (4096 * d * 4));

@@ -16,7 +16,7 @@ pub const VARIABLES: &[(&str, &str)] = &[
     ("HANZO_<LEVER>", "on | off: switch one lever"),
     ("HANZO_<LEVER>_FALLBACK", "1: the lever is off"),
     ("HANZO_PLAN", "plain: every lever off"),
-    ("HANZO_ISA", "portable | avx2 | avx512 | avx512vbmi: use no instructions beyond these"),
+    ("HANZO_ISA", "portable | avx2 | avx512 | avx512vbmi | neon | i8mm: use no instructions beyond these"),
     (
         "HANZO_HUGE_PAGES",
         "on | off: copy weights to huge pages on the CPU, or read them where the file is mapped (default: copy up to 8 GiB \
@@ -146,19 +146,13 @@ impl Settings {
                 Some(v) => return bad(&name, v, "1 or 0"),
             }
         }
-        let best = IsaLevel::detect();
         let isa = match get("HANZO_ISA").as_deref() {
-            None | Some("") => best,
+            None | Some("") => IsaLevel::detect(),
             Some(v) => match IsaLevel::from_name(v) {
-                Some(i) if i <= best => i,
-                Some(i) => {
-                    return bad(
-                        "HANZO_ISA",
-                        v,
-                        &format!("at most {}, this CPU's best ({} is not there)", best.name(), i.name()),
-                    );
+                Some(i) if i.is_available() => i,
+                _ => {
+                    return bad("HANZO_ISA", v, &format!("one of {}, which this CPU has", IsaLevel::available_names()));
                 }
-                None => return bad("HANZO_ISA", v, "portable, avx2, avx512 or avx512vbmi"),
             },
         };
         let vulkan = VulkanSettings::from_lookup(&get)?;
@@ -198,7 +192,7 @@ mod tests {
             ("HANZO_QKV", "maybe", "on or off"),
             ("HANZO_QKV_FALLBACK", "yes", "1 or 0"),
             ("HANZO_PLAN", "fast", "plain"),
-            ("HANZO_ISA", "sse9", "portable, avx2, avx512 or avx512vbmi"),
+            ("HANZO_ISA", "sse9", "portable"),
             ("HANZO_HUGE_PAGES", "yes", "on or off"),
             ("HANZO_VK_VALIDATE", "yes", "1 or 0"),
             ("HANZO_VK_INT_DOT", "1", "on or off"),

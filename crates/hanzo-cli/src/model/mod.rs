@@ -55,7 +55,7 @@ pub struct EngineArgs {
     /// Bit-equal results however a prompt is cut into batches, at some cost in speed
     #[arg(long, help_heading = HEADING)]
     pub deterministic: bool,
-    /// Use no instructions beyond these: portable, avx2, avx512, avx512vbmi (default: HANZO_ISA, else the best there is)
+    /// Use no instructions beyond these: portable, avx2, avx512, avx512vbmi, neon, i8mm (default: HANZO_ISA, else the best there is)
     #[arg(long, value_name = "ISA", value_parser = parse_isa, help_heading = HEADING)]
     pub isa: Option<IsaLevel>,
     #[command(flatten)]
@@ -77,10 +77,9 @@ pub fn parse_cache_format(text: &str) -> Result<Format, String> {
 
 /// An instruction set that this processor has.
 pub fn parse_isa(text: &str) -> Result<IsaLevel, String> {
-    let there: Vec<&str> = IsaLevel::available().map(IsaLevel::name).collect();
     IsaLevel::from_name(text)
-        .filter(|isa| *isa <= IsaLevel::detect())
-        .ok_or_else(|| format!("this processor has {}", there.join(", ")))
+        .filter(|isa| isa.is_available())
+        .ok_or_else(|| format!("this processor has {}", IsaLevel::available_names()))
 }
 
 /// The levers and the instruction set that the environment asks for.
@@ -174,6 +173,12 @@ mod tests {
         assert_eq!(parse_cache_format("F16"), Ok(Format::F16));
         assert!(parse_cache_format("q4_k").unwrap_err().contains("q8_0"));
         assert!(parse_isa("sse9").unwrap_err().contains("portable"));
-        assert_eq!(parse_isa("portable"), Ok(IsaLevel::Portable));
+        for level in IsaLevel::ALL {
+            let parsed = parse_isa(level.name());
+            match level.is_available() {
+                true => assert_eq!(parsed, Ok(level)),
+                false => assert!(parsed.unwrap_err().contains(IsaLevel::detect().name())),
+            }
+        }
     }
 }

@@ -40,9 +40,8 @@ impl CpuBackend {
     /// # Errors
     /// If this CPU lacks the instruction set, or the system gives no threads.
     pub fn new(options: CpuOptions) -> Result<CpuBackend> {
-        let best = IsaLevel::detect();
-        if options.isa > best {
-            let what = format!("this CPU does not have {}; its best is {best}", options.isa);
+        if !options.isa.is_available() {
+            let what = format!("this CPU does not have {}; it has {}", options.isa, IsaLevel::available_names());
             return Err(Error::Unsupported { backend: "cpu", what });
         }
         let threads = match options.threads {

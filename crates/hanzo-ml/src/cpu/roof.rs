@@ -34,7 +34,7 @@ const SUMS: usize = 12;
 /// # Panics
 /// If this processor lacks `isa`.
 pub fn read(isa: IsaLevel, bytes: &[u8], ahead: usize) -> u64 {
-    assert!(isa <= IsaLevel::detect(), "{isa} is not among this processor's instruction sets");
+    assert!(isa.is_available(), "{isa} is not among this processor's instruction sets");
     match isa {
         // SAFETY: checked above.
         #[cfg(target_arch = "x86_64")]
@@ -59,7 +59,7 @@ pub fn read(isa: IsaLevel, bytes: &[u8], ahead: usize) -> u64 {
 /// # Panics
 /// If this processor lacks `isa`.
 pub fn multiply_adds(isa: IsaLevel, unit: Unit, rounds: usize) -> u64 {
-    assert!(isa <= IsaLevel::detect(), "{isa} is not among this processor's instruction sets");
+    assert!(isa.is_available(), "{isa} is not among this processor's instruction sets");
     let each = match (isa, unit) {
         // SAFETY: checked above, here and below.
         #[cfg(target_arch = "x86_64")]

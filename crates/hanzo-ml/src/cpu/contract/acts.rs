@@ -145,6 +145,10 @@ pub fn quantizer(isa: IsaLevel) -> QuantizeRow {
         IsaLevel::Avx2 => super::entries::avx2::quantize,
         #[cfg(target_arch = "x86_64")]
         IsaLevel::Avx512 | IsaLevel::Avx512Vbmi => super::entries::avx512::quantize,
+        #[cfg(target_arch = "aarch64")]
+        IsaLevel::Neon => super::entries::neon::quantize,
+        #[cfg(target_arch = "aarch64")]
+        IsaLevel::I8mm => super::entries::i8mm::quantize,
         _ => super::entries::portable::quantize,
     }
 }

@@ -114,3 +114,15 @@ entries!(
     Avx512,
     "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2"
 );
+entries!(
+    #[cfg(target_arch = "aarch64")]
+    neon,
+    Neon,
+    "neon,dotprod"
+);
+entries!(
+    #[cfg(target_arch = "aarch64")]
+    i8mm,
+    I8mm,
+    "neon,dotprod,i8mm"
+);

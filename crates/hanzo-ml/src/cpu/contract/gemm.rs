@@ -4,7 +4,7 @@
 //! `out[token][row] = sum over groups of d * (s * sum(code * a) - m * sum(a))`. For a slice of k that keeps the packed
 //! activations in L2: pack the activations of all tokens; for each tile of rows, unpack codes, scales and minima to L1;
 //! for each block of `M` tokens, keep `M` integer and `M` float accumulators in registers, one row a lane. A group of 32
-//! costs 8 steps (four products a lane each), one conversion, one multiply and one fused multiply-add per token.
+//! costs 8 steps (four products a lane each, or 4 of eight), one conversion, one multiply and one fused multiply-add per token.
 //!
 //! The float accumulators pass from one slice of k to the next through the output, exactly. The order of the sum is that
 //! of the groups, whatever the number of tokens, rows or slices: results are bit-equal for any batching. Oracle:
@@ -27,7 +27,7 @@ const SLICE_UNIT: usize = 256;
 
 /// A tile of weights: `VECTORS` panels of `NR` rows by a slice of k.
 struct Tile<I: Isa> {
-    /// `[VECTORS][slice / 4][NR][4]`.
+    /// `[VECTORS][slice / STEP][NR][STEP]`.
     codes: *mut I::Packed,
     /// `[VECTORS][slice / 16][NR]`, groups first.
     scales: *mut f32,
@@ -58,7 +58,7 @@ const fn tile_rows<I: Isa>() -> usize {
 
 /// A block of `m` tokens by a slice of k.
 struct Block<I: Isa> {
-    /// `[k / 4][m][4]`.
+    /// `[k / STEP][m][STEP]`.
     codes: *mut I::Packed,
     /// `[k / 32][m]`.
     d: *mut f32,
@@ -215,7 +215,7 @@ unsafe fn pack_activations<I: Isa, F: CpuFormat>(job: &Job<'_>, plan: &Plan, mem
                     for t in 0..4 {
                         codes[t] = rows[t].codes.add(32 * at);
                     }
-                    I::pack_acts(codes, block.codes.add((group * 8 * m + four) * 4), 4 * m);
+                    I::pack_acts(codes, block.codes.add(group * 32 * m + four * I::STEP), I::STEP * m);
                     for t in 0..4 {
                         let to = group * m + four + t;
                         block.d.add(to).write(*rows[t].d.add(at));
@@ -359,30 +359,32 @@ pub(super) unsafe fn micro<
         let mut a = o.block.codes.cast_const();
         for group in 0..o.k / 32 {
             for half in 0..halves {
-                let mut sum = [[I::wi_zero(); V]; M];
+                let mut sum = [[I::wi_zero(); M]; V];
                 if OFFSET && I::PACKED_OFFSET {
                     // Take the offset off the sums of this half, or of both.
                     let lo = if GROUP == 32 || half == 0 { -o.offset } else { 0 };
                     let hi = if GROUP == 32 || half == 1 { -o.offset } else { 0 };
                     for t in 0..M {
-                        sum[t] = [I::wi_start(o.block.sums.add(2 * (group * M + t)), lo, hi); V];
-                    }
-                }
-                for step in 0..GROUP / 4 {
-                    for t in 0..M {
+                        let start = I::wi_start(o.block.sums.add(2 * (group * M + t)), lo, hi);
                         for v in 0..V {
-                            sum[t][v] = I::wi_step(sum[t][v], w[v].add(4 * I::NR * step), a.add(4 * t));
+                            sum[v][t] = start;
                         }
                     }
-                    a = a.add(4 * M);
+                }
+                for _ in 0..GROUP / I::STEP {
+                    for v in 0..V {
+                        sum[v] = I::wi_steps(sum[v], w[v], a);
+                        w[v] = w[v].add(I::STEP * I::NR);
+                    }
+                    a = a.add(I::STEP * M);
                 }
                 let at = group * halves + half;
                 for v in 0..V {
-                    w[v] = w[v].add(GROUP * I::NR);
+                    let sum = I::wi_rows(sum[v]);
                     let s = I::w_load(scales[v].add(at * I::NR));
                     for t in 0..M {
                         let s = I::w_mul(s, I::w_splat(*o.block.d.add(group * M + t)));
-                        acc[t][v] = I::w_fma(I::w_from_wi(sum[t][v]), s, acc[t][v]);
+                        acc[t][v] = I::w_fma(I::w_from_wi(sum[t]), s, acc[t][v]);
                     }
                     if MIN {
                         let m = I::w_load(minima[v].add(at * I::NR));

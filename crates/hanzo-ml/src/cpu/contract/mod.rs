@@ -175,8 +175,12 @@ pub fn kernel(op: Contraction, format: Format, acts: ActKind, isa: IsaLevel) -> 
             _ => None,
         }
         .or_else(|| entries::avx512::kernel(op, format, acts)),
-        #[cfg(not(target_arch = "x86_64"))]
-        IsaLevel::Avx2 | IsaLevel::Avx512 | IsaLevel::Avx512Vbmi => None,
+        #[cfg(target_arch = "aarch64")]
+        IsaLevel::Neon => entries::neon::kernel(op, format, acts),
+        #[cfg(target_arch = "aarch64")]
+        IsaLevel::I8mm => entries::i8mm::kernel(op, format, acts),
+        // Another architecture's.
+        _ => None,
     }
 }
 
@@ -194,8 +198,11 @@ pub fn scratch_bytes(op: Contraction, format: Format, acts: ActKind, isa: IsaLev
             IsaLevel::Avx2 => gemm::scratch_bytes::<super::isa::Avx2>(k, tokens),
             #[cfg(target_arch = "x86_64")]
             IsaLevel::Avx512 | IsaLevel::Avx512Vbmi => gemm::scratch_bytes::<super::isa::Avx512>(k, tokens),
-            #[cfg(not(target_arch = "x86_64"))]
-            IsaLevel::Avx2 | IsaLevel::Avx512 | IsaLevel::Avx512Vbmi => 0,
+            #[cfg(target_arch = "aarch64")]
+            IsaLevel::Neon => gemm::scratch_bytes::<super::isa::Neon>(k, tokens),
+            #[cfg(target_arch = "aarch64")]
+            IsaLevel::I8mm => gemm::scratch_bytes::<super::isa::I8mm>(k, tokens),
+            _ => 0,
         },
     }
 }

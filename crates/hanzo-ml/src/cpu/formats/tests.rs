@@ -5,7 +5,6 @@ use hanzo_gguf::formats::to_float;
 
 use super::*;
 use crate::cpu::isa::Portable;
-#[cfg(target_arch = "x86_64")]
 use crate::cpu::isa::{self, IsaLevel};
 
 /// A small deterministic generator (SplitMix64).
@@ -139,7 +138,6 @@ fn normal_form_gives_to_float<F: CpuFormat>() {
 }
 
 /// Codes and scales on `I` equal the portable ones.
-#[cfg(target_arch = "x86_64")]
 fn same_as_portable<I: Isa, F: CpuFormat>() {
     let mut rng = Rng(7);
     for kind in [ScaleKind::Normal, ScaleKind::Subnormal] {
@@ -183,13 +181,19 @@ macro_rules! all_formats {
         }
 
         #[test]
-        #[cfg(target_arch = "x86_64")]
         fn every_format_unpacks_alike_on_every_instruction_set() {
             for level in IsaLevel::available() {
                 match level {
                     IsaLevel::Portable => {}
+                    #[cfg(target_arch = "x86_64")]
                     IsaLevel::Avx2 => { $( $(#[$attr])* same_as_portable::<isa::Avx2, $module::$format>(); )* }
+                    #[cfg(target_arch = "x86_64")]
                     IsaLevel::Avx512 | IsaLevel::Avx512Vbmi => { $( $(#[$attr])* same_as_portable::<isa::Avx512, $module::$format>(); )* }
+                    #[cfg(target_arch = "aarch64")]
+                    IsaLevel::Neon => { $( $(#[$attr])* same_as_portable::<isa::Neon, $module::$format>(); )* }
+                    #[cfg(target_arch = "aarch64")]
+                    IsaLevel::I8mm => { $( $(#[$attr])* same_as_portable::<isa::I8mm, $module::$format>(); )* }
+                    _ => panic!("{level} is of another architecture"),
                 }
             }
         }

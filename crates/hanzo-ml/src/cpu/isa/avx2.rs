@@ -20,6 +20,17 @@ unsafe fn mask(bits: u32) -> __m256i {
     }
 }
 
+/// Adds four products a lane: four codes of each row at `w`, four of one token at `a`.
+#[inline(always)]
+unsafe fn step(acc: __m256i, w: *const i16, a: *const i16) -> __m256i {
+    unsafe {
+        let first = _mm256_madd_epi16(_mm256_loadu_si256(w.cast()), _mm256_set1_epi32(super::read(a.cast())));
+        let second =
+            _mm256_madd_epi16(_mm256_loadu_si256(w.add(16).cast()), _mm256_set1_epi32(super::read(a.add(2).cast())));
+        _mm256_add_epi32(_mm256_add_epi32(acc, first), second)
+    }
+}
+
 impl Isa for Avx2 {
     ymm_methods!();
 
@@ -32,6 +43,7 @@ impl Isa for Avx2 {
     const NR: usize = 8;
     const MR: usize = 4;
     const FT: usize = 3;
+    const STEP: usize = 4;
     const PACKED_OFFSET: bool = false;
 
     #[inline(always)]
@@ -159,15 +171,11 @@ impl Isa for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn wi_step(acc: __m256i, w: *const i16, a: *const i16) -> __m256i {
-        unsafe {
-            let first = _mm256_madd_epi16(_mm256_loadu_si256(w.cast()), _mm256_set1_epi32(super::read(a.cast())));
-            let second = _mm256_madd_epi16(
-                _mm256_loadu_si256(w.add(16).cast()),
-                _mm256_set1_epi32(super::read(a.add(2).cast())),
-            );
-            _mm256_add_epi32(_mm256_add_epi32(acc, first), second)
+    unsafe fn wi_steps<const M: usize>(mut sums: [__m256i; M], w: *const i16, a: *const i16) -> [__m256i; M] {
+        for t in 0..M {
+            sums[t] = unsafe { step(sums[t], w, a.add(4 * t)) };
         }
+        sums
     }
 
     #[inline(always)]

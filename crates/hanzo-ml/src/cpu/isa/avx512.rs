@@ -13,6 +13,12 @@ use super::{Isa, Quantized};
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512;
 
+/// Adds four products a lane: four codes of each row at `w`, four of one token at `a`.
+#[inline(always)]
+unsafe fn step(acc: __m512i, w: *const u8, a: *const u8) -> __m512i {
+    unsafe { _mm512_dpbusd_epi32(acc, _mm512_loadu_si512(w.cast()), _mm512_set1_epi32(super::read(a))) }
+}
+
 impl Isa for Avx512 {
     ymm_methods!();
 
@@ -26,6 +32,7 @@ impl Isa for Avx512 {
     const VECTORS: usize = 3;
     const MR: usize = 4;
     const FT: usize = 6;
+    const STEP: usize = 4;
     const PACKED_OFFSET: bool = true;
 
     #[inline(always)]
@@ -152,8 +159,11 @@ impl Isa for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn wi_step(acc: __m512i, w: *const u8, a: *const u8) -> __m512i {
-        unsafe { _mm512_dpbusd_epi32(acc, _mm512_loadu_si512(w.cast()), _mm512_set1_epi32(super::read(a))) }
+    unsafe fn wi_steps<const M: usize>(mut sums: [__m512i; M], w: *const u8, a: *const u8) -> [__m512i; M] {
+        for t in 0..M {
+            sums[t] = unsafe { step(sums[t], w, a.add(4 * t)) };
+        }
+        sums
     }
 
     #[inline(always)]

@@ -1,4 +1,4 @@
-//! The instruction sets that CPU kernels are written against: one trait, three implementations, chosen once as a value.
+//! The instruction sets that CPU kernels are written against: one trait, five implementations, chosen once as a value.
 //!
 //! A kernel is a generic `#[inline(always)]` body over `Isa`; a small `#[target_feature]` function per instruction set
 //! (see `contract::entries`) gives the body its features, so that every operation below becomes one or two
@@ -12,10 +12,16 @@
     reason = "index loops of constant length over several arrays unroll; iterators hide it"
 )]
 
+#[cfg(target_arch = "aarch64")]
+mod arm;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod i8mm;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod portable;
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -24,56 +30,85 @@ mod x86;
 pub(crate) use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx512::Avx512;
+#[cfg(target_arch = "aarch64")]
+pub(crate) use i8mm::I8mm;
+#[cfg(target_arch = "aarch64")]
+pub(crate) use neon::Neon;
 pub(crate) use portable::Portable;
 
-/// An instruction set that the CPU kernels exist for. Higher levels compare greater.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+/// An instruction set that the CPU kernels exist for. Those of one architecture build on each other, and all on
+/// [`IsaLevel::Portable`]; there is no order between those of two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum IsaLevel {
     /// Plain Rust: any CPU.
     Portable,
-    /// x86-64 with AVX2, FMA and F16C.
+    /// x86-64 with AVX2, FMA, F16C and BMI2.
     Avx2,
     /// x86-64 with AVX-512 F, BW, VL, DQ and VNNI.
     Avx512,
     /// The same with AVX-512 VBMI and GFNI: Ice Lake, Zen 4 and later.
     Avx512Vbmi,
+    /// aarch64 with Advanced SIMD and FEAT_DotProd. Without it (most of Armv8.0 and Armv8.1) a CPU has `Portable` alone.
+    Neon,
+    /// aarch64 with FEAT_I8MM as well.
+    I8mm,
 }
 
 impl IsaLevel {
-    /// All levels, lowest first.
-    pub const ALL: [IsaLevel; 4] = [IsaLevel::Portable, IsaLevel::Avx2, IsaLevel::Avx512, IsaLevel::Avx512Vbmi];
+    /// All levels, each architecture's lowest first.
+    pub const ALL: [IsaLevel; 6] =
+        [IsaLevel::Portable, IsaLevel::Avx2, IsaLevel::Avx512, IsaLevel::Avx512Vbmi, IsaLevel::Neon, IsaLevel::I8mm];
 
-    /// The highest level that this CPU (and its operating system) supports.
-    pub fn detect() -> IsaLevel {
-        #[cfg(target_arch = "x86_64")]
-        {
-            let avx2 = is_x86_feature_detected!("avx2")
-                && is_x86_feature_detected!("fma")
-                && is_x86_feature_detected!("f16c")
-                && is_x86_feature_detected!("bmi2");
-            let avx512 = is_x86_feature_detected!("avx512f")
-                && is_x86_feature_detected!("avx512bw")
-                && is_x86_feature_detected!("avx512vl")
-                && is_x86_feature_detected!("avx512dq")
-                && is_x86_feature_detected!("avx512vnni");
-            let vbmi = is_x86_feature_detected!("avx512vbmi") && is_x86_feature_detected!("gfni");
-            if avx2 && avx512 && vbmi {
-                return IsaLevel::Avx512Vbmi;
+    /// True if this CPU (and its operating system) supports the level.
+    pub fn is_available(self) -> bool {
+        match self {
+            IsaLevel::Portable => true,
+            #[cfg(target_arch = "x86_64")]
+            IsaLevel::Avx2 => {
+                is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("fma")
+                    && is_x86_feature_detected!("f16c")
+                    && is_x86_feature_detected!("bmi2")
             }
-            if avx2 && avx512 {
-                return IsaLevel::Avx512;
+            #[cfg(target_arch = "x86_64")]
+            IsaLevel::Avx512 => {
+                IsaLevel::Avx2.is_available()
+                    && is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vnni")
             }
-            if avx2 {
-                return IsaLevel::Avx2;
+            #[cfg(target_arch = "x86_64")]
+            IsaLevel::Avx512Vbmi => {
+                IsaLevel::Avx512.is_available()
+                    && is_x86_feature_detected!("avx512vbmi")
+                    && is_x86_feature_detected!("gfni")
             }
+            #[cfg(target_arch = "aarch64")]
+            IsaLevel::Neon => {
+                std::arch::is_aarch64_feature_detected!("neon") && std::arch::is_aarch64_feature_detected!("dotprod")
+            }
+            #[cfg(target_arch = "aarch64")]
+            IsaLevel::I8mm => IsaLevel::Neon.is_available() && std::arch::is_aarch64_feature_detected!("i8mm"),
+            // Another architecture's.
+            _ => false,
         }
-        IsaLevel::Portable
     }
 
     /// The levels that this CPU supports, lowest first.
     pub fn available() -> impl Iterator<Item = IsaLevel> {
-        let top = Self::detect();
-        Self::ALL.into_iter().filter(move |&level| level <= top)
+        Self::ALL.into_iter().filter(|level| level.is_available())
+    }
+
+    /// The highest level that this CPU supports.
+    pub fn detect() -> IsaLevel {
+        Self::ALL.into_iter().rev().find(|level| level.is_available()).unwrap_or(IsaLevel::Portable)
+    }
+
+    /// What this CPU has, for messages: the names of [`IsaLevel::available`].
+    pub fn available_names() -> String {
+        Self::available().map(IsaLevel::name).collect::<Vec<_>>().join(", ")
     }
 
     /// The level's name, as settings and reports write it.
@@ -83,6 +118,8 @@ impl IsaLevel {
             IsaLevel::Avx2 => "avx2",
             IsaLevel::Avx512 => "avx512",
             IsaLevel::Avx512Vbmi => "avx512vbmi",
+            IsaLevel::Neon => "neon",
+            IsaLevel::I8mm => "i8mm",
         }
     }
 
@@ -137,6 +174,8 @@ pub(crate) trait Isa: Copy + 'static {
     const MR: usize;
     /// Tokens that the f32 contraction takes at once, beside one.
     const FT: usize;
+    /// Codes of a row that one step of a GEMM tile takes: 4 or 8.
+    const STEP: usize;
     /// True if packed GEMM weights keep their offset, which [`Isa::wi_start`] then takes off through the activation
     /// sums; false if [`Isa::pack_weights`] takes it off.
     const PACKED_OFFSET: bool;
@@ -259,12 +298,22 @@ pub(crate) trait Isa: Copy + 'static {
     /// pair at `sums`; 0 where packed weights have no offset.
     unsafe fn wi_start(sums: *const i16, lo: i16, hi: i16) -> Self::WI;
     unsafe fn wi_zero() -> Self::WI;
-    /// Adds four products a lane: packed weights at `w` (`4 * NR` codes), packed activations at `a` (4 codes).
-    unsafe fn wi_step(acc: Self::WI, w: *const Self::Packed, a: *const Self::Packed) -> Self::WI;
+    /// One step of `M` tokens, a multiple of four: packed weights at `w` (`NR * STEP` codes), packed activations at `a`
+    /// (`M * STEP` codes). Where the sum of a row and token lies among `sums` is the instruction set's affair.
+    unsafe fn wi_steps<const M: usize>(
+        sums: [Self::WI; M],
+        w: *const Self::Packed,
+        a: *const Self::Packed,
+    ) -> [Self::WI; M];
+    /// The sums of steps as one [`Isa::WI`] a token, one row a lane.
+    #[inline(always)]
+    unsafe fn wi_rows<const M: usize>(sums: [Self::WI; M]) -> [Self::WI; M] {
+        sums
+    }
     /// Packs 32 codes of `NR` rows (`[NR][32]` bytes at `codes`, as a format gives them, `offset` not yet taken off) to
-    /// eight steps of `[NR][4]`, in the lane order that [`Isa::wi_step`] wants.
+    /// steps of `[NR][STEP]`, in the lane order that [`Isa::wi_steps`] wants.
     unsafe fn pack_weights(codes: *const u8, signed: bool, offset: u8, out: *mut Self::Packed);
-    /// Packs 32 activation codes of four tokens to eight steps of `[4 tokens][4]`, `stride` packed codes apart.
+    /// Packs 32 activation codes of four tokens to steps of `[4 tokens][STEP]`, `stride` packed codes apart.
     unsafe fn pack_acts(codes: [*const i8; 4], out: *mut Self::Packed, stride: usize);
 }
 

@@ -47,7 +47,7 @@ fn sum8(x: [f32; 8]) -> f32 {
 
 /// A half float by its bits: exact for every value, NaN payloads shifted.
 #[inline(always)]
-pub(crate) fn f16_to_f32(bits: u16) -> f32 {
+fn f16_to_f32(bits: u16) -> f32 {
     // The half's exponent and mantissa read as an f32 are the value times 2^-112, subnormals included.
     const REBIAS: f32 = f32::from_bits((127 + 112) << 23);
     let magnitude = u32::from(bits & 0x7fff);
@@ -55,6 +55,22 @@ pub(crate) fn f16_to_f32(bits: u16) -> f32 {
     let special = 0x7f80_0000 | (magnitude & 0x3ff) << 13;
     let value = if magnitude < 0x7c00 { finite } else { special };
     f32::from_bits(value | u32::from(bits & 0x8000) << 16)
+}
+
+/// Adds four products a lane: four codes of each row at `w`, four of one token at `a`.
+#[inline(always)]
+unsafe fn step(acc: [i32; 8], w: *const i16, a: *const i16) -> [i32; 8] {
+    // Steps are [2][NR][2]: two pairs of codes, the pairs of all rows together.
+    let w = unsafe { w.cast::<[[[i16; 2]; 8]; 2]>().read_unaligned() };
+    let a = unsafe { a.cast::<[[i16; 2]; 2]>().read_unaligned() };
+    let mut out = acc;
+    for pair in 0..2 {
+        for row in 0..8 {
+            let [w0, w1] = w[pair][row];
+            out[row] += i32::from(w0) * i32::from(a[pair][0]) + i32::from(w1) * i32::from(a[pair][1]);
+        }
+    }
+    out
 }
 
 impl Isa for Portable {
@@ -69,6 +85,7 @@ impl Isa for Portable {
     const NR: usize = 8;
     const MR: usize = 4;
     const FT: usize = 2;
+    const STEP: usize = 4;
     const PACKED_OFFSET: bool = false;
 
     #[inline(always)]
@@ -499,18 +516,11 @@ impl Isa for Portable {
     }
 
     #[inline(always)]
-    unsafe fn wi_step(acc: [i32; 8], w: *const i16, a: *const i16) -> [i32; 8] {
-        // Steps are [2][NR][2]: two pairs of codes, the pairs of all rows together.
-        let w = unsafe { w.cast::<[[[i16; 2]; 8]; 2]>().read_unaligned() };
-        let a = unsafe { a.cast::<[[i16; 2]; 2]>().read_unaligned() };
-        let mut out = acc;
-        for pair in 0..2 {
-            for row in 0..8 {
-                let [w0, w1] = w[pair][row];
-                out[row] += i32::from(w0) * i32::from(a[pair][0]) + i32::from(w1) * i32::from(a[pair][1]);
-            }
+    unsafe fn wi_steps<const M: usize>(mut sums: [[i32; 8]; M], w: *const i16, a: *const i16) -> [[i32; 8]; M] {
+        for t in 0..M {
+            sums[t] = unsafe { step(sums[t], w, a.add(4 * t)) };
         }
-        out
+        sums
     }
 
     #[inline(always)]

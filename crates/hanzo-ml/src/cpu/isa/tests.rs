@@ -1,15 +1,47 @@
 //! The operations on every instruction set against plain arithmetic, at their extremes.
 
-use super::portable::f16_to_f32;
 use super::*;
+
+/// Calls `$check::<I>()` for each instruction set that this CPU has.
+macro_rules! on_every_level {
+    ($check:ident) => {
+        for level in IsaLevel::available() {
+            match level {
+                IsaLevel::Portable => $check::<Portable>(),
+                #[cfg(target_arch = "x86_64")]
+                IsaLevel::Avx2 => $check::<Avx2>(),
+                #[cfg(target_arch = "x86_64")]
+                IsaLevel::Avx512 | IsaLevel::Avx512Vbmi => $check::<Avx512>(),
+                #[cfg(target_arch = "aarch64")]
+                IsaLevel::Neon => $check::<Neon>(),
+                #[cfg(target_arch = "aarch64")]
+                IsaLevel::I8mm => $check::<I8mm>(),
+                _ => panic!("{level} is of another architecture"),
+            }
+        }
+    };
+}
+
+/// Every half float, one by one and `NR` at a time.
+fn halves_are_exact<I: Isa>() {
+    let all: Vec<u16> = (0..=u16::MAX).collect();
+    for halves in all.chunks_exact(I::NR) {
+        let mut wide = vec![0f32; I::NR];
+        // SAFETY: the caller checked that the CPU has `I`; both have `NR` elements.
+        unsafe { I::w_store(wide.as_mut_ptr(), I::w_load_f16(halves.as_ptr())) };
+        for (&bits, wide) in halves.iter().zip(wide) {
+            let expected = half::f16::from_bits(bits).to_f32();
+            // SAFETY: as above.
+            for ours in [wide, unsafe { I::f16(bits) }] {
+                assert!(ours.to_bits() == expected.to_bits() || ours.is_nan() && expected.is_nan(), "{bits:#06x}");
+            }
+        }
+    }
+}
 
 #[test]
 fn half_floats_convert_like_the_half_crate() {
-    for bits in 0..=u16::MAX {
-        let expected = half::f16::from_bits(bits).to_f32();
-        let ours = f16_to_f32(bits);
-        assert!(ours.to_bits() == expected.to_bits() || ours.is_nan() && expected.is_nan(), "{bits:#06x}");
-    }
+    on_every_level!(halves_are_exact);
 }
 
 /// Dot products of constant and of mixed extreme codes, exact.
@@ -52,22 +84,26 @@ fn dots_are_exact<I: Isa>() {
 
 #[test]
 fn dot_products_are_exact_at_the_extremes() {
-    dots_are_exact::<Portable>();
-    #[cfg(target_arch = "x86_64")]
-    if IsaLevel::detect() >= IsaLevel::Avx2 {
-        dots_are_exact::<Avx2>();
-    }
-    #[cfg(target_arch = "x86_64")]
-    if IsaLevel::detect() >= IsaLevel::Avx512 {
-        dots_are_exact::<Avx512>();
-    }
+    on_every_level!(dots_are_exact);
 }
 
 #[test]
-fn levels_have_names_and_an_order() {
+fn levels_have_names_and_build_on_each_other() {
     for level in IsaLevel::ALL {
         assert_eq!(IsaLevel::from_name(level.name()), Some(level));
+        assert_eq!(IsaLevel::available().any(|l| l == level), level.is_available());
     }
-    assert!(IsaLevel::available().any(|level| level == IsaLevel::Portable));
-    assert!(IsaLevel::Avx512 > IsaLevel::Avx2 && IsaLevel::Avx2 > IsaLevel::Portable);
+    for (low, high) in [(IsaLevel::Avx2, IsaLevel::Avx512), (IsaLevel::Neon, IsaLevel::I8mm)] {
+        assert!(low.is_available() || !high.is_available());
+    }
+    assert_eq!(IsaLevel::available().next(), Some(IsaLevel::Portable));
+    assert_eq!(IsaLevel::available().last(), Some(IsaLevel::detect()));
+}
+
+#[test]
+fn levels_of_another_architecture_are_not_available() {
+    let x86 = [IsaLevel::Avx2, IsaLevel::Avx512].iter().any(|level| level.is_available());
+    let arm = [IsaLevel::Neon, IsaLevel::I8mm].iter().any(|level| level.is_available());
+    assert!(!x86 || cfg!(target_arch = "x86_64"));
+    assert!(!arm || cfg!(target_arch = "aarch64"));
 }

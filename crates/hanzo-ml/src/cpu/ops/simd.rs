@@ -1,4 +1,4 @@
-//! The f32 vector vocabulary of the ops: one trait, three instances (portable, AVX2, AVX-512).
+//! The f32 vector vocabulary of the ops: one trait, four instances (portable, AVX2, AVX-512, Advanced SIMD).
 //!
 //! An op writes its loop once, as a [`Kernel`] generic over [`Simd`]; [`IsaLevel::run`] enters the loop
 //! through a `#[target_feature]` function, so everything that is inlined into it is compiled for that ISA
@@ -11,13 +11,18 @@ impl IsaLevel {
     /// Runs `kernel` compiled for this level, or for the machine's highest where this one is not available.
     #[inline]
     pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Out {
-        #[cfg(target_arch = "x86_64")]
-        match self.min(IsaLevel::detect()) {
-            IsaLevel::Portable => {}
-            // SAFETY: `detect` has just reported the features that the entry enables.
+        let level = if self.is_available() { self } else { IsaLevel::detect() };
+        match level {
+            // SAFETY: an available level has the features that its entry enables.
+            #[cfg(target_arch = "x86_64")]
             IsaLevel::Avx2 => return unsafe { x86::enter_avx2(kernel) },
             // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
             IsaLevel::Avx512 | IsaLevel::Avx512Vbmi => return unsafe { x86::enter_avx512(kernel) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "aarch64")]
+            IsaLevel::Neon | IsaLevel::I8mm => return unsafe { neon::enter(kernel) },
+            _ => {}
         }
         kernel.run(Portable(()))
     }
@@ -67,7 +72,7 @@ pub(crate) trait Simd: Copy {
     fn sub(self, a: Self::F, b: Self::F) -> Self::F;
     fn mul(self, a: Self::F, b: Self::F) -> Self::F;
     fn div(self, a: Self::F, b: Self::F) -> Self::F;
-    /// `a * b + c`: one rounding with AVX2 and AVX-512, two in the portable instance.
+    /// `a * b + c`: one rounding, two in the portable instance.
     fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
     /// `a > b ? a : b`: gives `b` if either is NaN.
     fn max(self, a: Self::F, b: Self::F) -> Self::F;
@@ -286,6 +291,10 @@ impl Simd for Portable {
 #[cfg(target_arch = "x86_64")]
 #[path = "simd_x86.rs"]
 mod x86;
+
+#[cfg(target_arch = "aarch64")]
+#[path = "simd_neon.rs"]
+mod neon;
 
 #[cfg(test)]
 mod tests {
