@@ -2,7 +2,7 @@
 //!
 //! `out[row] = sum over groups of d * (s * sum(code * a) - m * sum(a))`, as in [`super::contract`], whose mat-vec of 32-byte
 //! vectors this replaces on such processors. What binds that one is instructions: 12 to 25 a 32 elements. Here a format reads
-//! a *unit* (64 to 256 elements, whole blocks) with byte permutations over two vectors, and activations lie in the order in
+//! a *unit* (64 to 512 elements, whole blocks) with byte permutations over two vectors, and activations lie in the order in
 //! which the codes come out: [`prepare`] puts them there once a call, so that no code is ever moved to its place. An
 //! integer sum starts at minus the codes' offset times the activations (exact), and takes as many vectors as share their
 //! scales lane by lane. Nothing here knows of threads or Plans; other instruction sets may not enter.
@@ -20,6 +20,13 @@ use std::arch::x86_64::*;
 use hanzo_gguf::Format;
 
 use super::contract::{Input, Job, Kernel, dots};
+use super::formats::iq1_m::IQ1_M;
+use super::formats::iq1_s::IQ1_S;
+use super::formats::iq2_s::IQ2_S;
+use super::formats::iq2_xs::IQ2_XS;
+use super::formats::iq2_xxs::IQ2_XXS;
+use super::formats::iq3_s::IQ3_S;
+use super::formats::iq3_xxs::IQ3_XXS;
 use super::formats::iq4_nl::IQ4_NL;
 use super::formats::iq4_xs::IQ4_XS;
 use super::formats::mxfp4::MXFP4;
@@ -42,6 +49,7 @@ use super::formats::{Codes, CpuFormat, Shape};
 use super::isa::{Avx512, read};
 
 mod blocks_of_32;
+mod codebook;
 mod k_quants;
 mod ternary;
 
@@ -162,6 +170,7 @@ macro_rules! table {
 }
 table!(
     Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4, NVFP4, TQ1_0, TQ2_0, Q1_0, Q2_0,
+    IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S,
 );
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi,gfni,avx2,fma,f16c,bmi2")]
