@@ -203,7 +203,7 @@ unsafe fn select(mask: u8, a: __m512i, b: __m512i) -> __m512i {
     unsafe { _mm512_ternarylogic_epi32::<0xca>(_mm512_set1_epi8(mask as i8), a, b) }
 }
 
-/// The codes of a block by chunk: `bits` bits wide fields of its rows, with signs at the bits of [`PLACES`].
+/// The codes of a block by chunk: fields `BITS` wide of its rows, with signs at the bits of [`PLACES`].
 #[inline(always)]
 unsafe fn codes_by_chunk<const BITS: u32>(
     rows: [__m512i; 4],
@@ -311,7 +311,7 @@ unsafe fn half_everywhere(p: *const u8) -> __m512 {
     unsafe { _mm512_cvtph_ps(_mm256_set1_epi16(p.cast::<i16>().read_unaligned())) }
 }
 
-/// The products of four vectors, in two chains: what binds is how many units the schedulers hold, so latency counts.
+/// The products of four vectors, in two chains: half the latency, so that more units are under way at once.
 #[inline(always)]
 unsafe fn dot(start: __m512i, codes: [__m512i; 4], a: [__m512i; 4]) -> __m512i {
     unsafe {
