@@ -326,10 +326,19 @@ unsafe fn contract_tile<I: Isa, F: CpuFormat>(
     }
 }
 
-/// Copies `rows` floats, at most `NR`: a vector, but at the end of a matrix.
+/// Copies `rows` floats, at most a tile's: whole vectors, and what is left at the end of a matrix.
 #[inline(always)]
 unsafe fn copy<I: Isa>(from: *const f32, to: *mut f32, rows: usize) {
-    unsafe { if rows == I::NR { I::w_store(to, I::w_load(from)) } else { to.copy_from_nonoverlapping(from, rows) } }
+    for v in 0..I::VECTORS {
+        let at = v * I::NR;
+        unsafe {
+            if at + I::NR <= rows {
+                I::w_store(to.add(at), I::w_load(from.add(at)));
+            } else if at < rows {
+                to.add(at).copy_from_nonoverlapping(from.add(at), rows - at);
+            }
+        }
+    }
 }
 
 /// The body of the microkernel of `M` tokens and `V` vectors of rows for formats of `GROUP` elements a scale.
