@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Whether weights are copied to huge pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HugePages {
-    /// Where the system has them, and weights are no more than [`MOST`] and half the memory that is available.
+    /// Where the system has them, and weights are no more than 8 GiB and half the memory that is available.
     #[default]
     Auto,
     /// Whatever their size, as long as there is memory.

@@ -54,7 +54,7 @@ pub fn read(isa: IsaLevel, bytes: &[u8], ahead: usize) -> u64 {
     }
 }
 
-/// Makes multiply-adds in registers, `rounds` times [`SUMS`] instructions (or what stands for one), and gives their number.
+/// Makes multiply-adds in registers, `rounds` times twelve instructions (or what stands for one), and gives their number.
 ///
 /// # Panics
 /// If this processor lacks `isa`.
