@@ -51,7 +51,7 @@ fn main() {
         "all" => Format::ALL.iter().copied().filter(|f| f.is_weight()).collect(),
         names => names.split(',').map(|n| Format::from_name(n).expect("a format's name")).collect(),
     };
-    let isa = IsaLevel::from_name(&arg(1, IsaLevel::detect().name())).expect("portable, avx2, avx512, neon or i8mm");
+    let isa = IsaLevel::from_name(&arg(1, IsaLevel::detect().name())).expect("an instruction set's name");
     let (rows, k): (usize, usize) =
         arg(2, "3072x1024").split_once('x').map(|(r, k)| (r.parse().unwrap(), k.parse().unwrap())).unwrap();
     let tokens: usize = arg(3, "512").parse().expect("a number of tokens");

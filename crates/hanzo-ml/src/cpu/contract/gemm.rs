@@ -250,10 +250,10 @@ unsafe fn unpack_tile<I: Isa, F: CpuFormat>(
 ) {
     let groups = F::CHUNKS * F::HALVES;
     let mut ahead = Ahead::new();
-    for b in 0..k / F::FORMAT.block_len() {
+    for b in 0..k / F::LEN {
         for r in 0..I::NR {
             unsafe {
-                let block = job.row(row + r).add((from / F::FORMAT.block_len() + b) * F::BYTES);
+                let block = job.row(row + r).add((from / F::LEN + b) * F::BYTES);
                 I::prefetch(block.wrapping_add(2 * F::BYTES));
                 let (mut s, mut m) = (Scales::NONE, Scales::NONE);
                 F::scales::<I>(block, &mut s, &mut m);

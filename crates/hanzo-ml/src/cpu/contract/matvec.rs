@@ -36,7 +36,7 @@ unsafe fn tiles<I: Isa, F: CpuFormat, const R: usize, const T: usize>(job: &mut 
         return;
     };
     let count = job.tokens.len();
-    let blocks = job.w.k / F::FORMAT.block_len();
+    let blocks = job.w.k / F::LEN;
     // Rows lie one after the other, so the same place one or more tiles ahead covers every line of the weights once.
     let tile_bytes = R * job.w.row_bytes;
     let distance = tile_bytes * AHEAD.div_ceil(tile_bytes.max(1));

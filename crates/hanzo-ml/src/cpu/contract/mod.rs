@@ -40,6 +40,7 @@ use hanzo_gguf::Format;
 pub use acts::{ActBuf, Acts, QuantizeRow, quantizer};
 pub use scratch::Scratch;
 
+#[cfg(target_arch = "x86_64")]
 pub(super) use matvec::dots;
 
 use super::isa::IsaLevel;

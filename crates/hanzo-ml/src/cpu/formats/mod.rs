@@ -81,8 +81,10 @@ pub(crate) trait CpuFormat: 'static {
 
 /// The numbers that follow from a format's constants.
 pub(crate) trait Shape: CpuFormat {
+    /// Elements of a block.
+    const LEN: usize = Self::FORMAT.block_len();
     /// Chunks of 32 elements in a block.
-    const CHUNKS: usize = Self::FORMAT.block_len() / 32;
+    const CHUNKS: usize = Self::LEN / 32;
     /// Bytes of a block.
     const BYTES: usize = Self::FORMAT.block_bytes();
     /// Groups in a chunk.

@@ -269,8 +269,8 @@ unsafe fn rows<F: WideFormat, const T: usize>(job: &Job<'_>, memory: *const u8, 
     for i in 0..T {
         x[i] = memory.wrapping_add((t + i) * units * F::UNIT_BYTES);
     }
-    let blocks = units * F::UNIT / F::FORMAT.block_len();
-    let rest = (job.w.k - units * F::UNIT) / F::FORMAT.block_len();
+    let blocks = units * F::UNIT / F::LEN;
+    let rest = (job.w.k - units * F::UNIT) / F::LEN;
     for row in job.rows.clone() {
         // SAFETY: the row, the prepared units and the tokens are the job's.
         unsafe {
