@@ -176,28 +176,46 @@ impl Pass {
 fn passes(pass: &Pass, rows: usize, threads: usize, scratch: usize, repetitions: usize) -> Vec<f64> {
     let per_thread = rows.div_ceil(threads).next_multiple_of(ROW_STEP);
     let part = |t: usize| (t * per_thread).min(rows)..((t + 1) * per_thread).min(rows);
-    let barrier = Barrier::new(threads);
-    let work = |t: usize| {
+    let memory = |_| {
         let mut memory = Scratch::new();
         memory.reserve(scratch);
+        memory
+    };
+    let seconds = timed(threads, repetitions, memory, |t, memory| {
+        if !part(t).is_empty() {
+            pass.run(part(t), memory);
+        }
+    });
+    seconds.into_iter().map(|s| s / pass.copies as f64).collect()
+}
+
+/// Seconds that all threads need together for `work`, each with what `own` made for it, of each repetition after one that
+/// warms up.
+pub(super) fn timed<T>(
+    threads: usize,
+    repetitions: usize,
+    own: impl Fn(usize) -> T + Sync,
+    work: impl Fn(usize, &mut T) + Sync,
+) -> Vec<f64> {
+    let barrier = Barrier::new(threads);
+    let all = |t: usize| {
+        let mut own = own(t);
         let mut seconds = Vec::new();
         for _ in 0..=repetitions {
             barrier.wait();
             let started = Instant::now();
-            if !part(t).is_empty() {
-                pass.run(part(t), &mut memory);
-            }
+            work(t, &mut own);
             barrier.wait();
-            seconds.push(started.elapsed().as_secs_f64() / pass.copies as f64);
+            seconds.push(started.elapsed().as_secs_f64());
         }
         seconds.split_off(1)
     };
     std::thread::scope(|scope| {
         for t in 1..threads {
-            let work = &work;
-            scope.spawn(move || work(t));
+            let all = &all;
+            scope.spawn(move || all(t));
         }
-        work(0)
+        all(0)
     })
 }
 

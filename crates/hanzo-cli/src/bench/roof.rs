@@ -2,20 +2,18 @@
 //! What kernels do is measured elsewhere; nothing of theirs runs here.
 
 use std::hint::black_box;
-use std::sync::Barrier;
-use std::time::Instant;
 
 use hanzo_ml::cpu::isa::IsaLevel;
 use hanzo_ml::cpu::memory::Buffer;
 use hanzo_ml::cpu::roof::{Unit, multiply_adds, read};
 use serde_json::{Value, json};
 
-use super::kernel::TIMES_CACHE;
+use super::kernel::{TIMES_CACHE, timed};
 use crate::measure::stats;
 
 /// Without knowledge of the cache.
 const DEFAULT_WORKING_SET: u64 = 256 << 20;
-/// The most that is read: twice what most models hold of weights would be waste.
+/// The most that is read, where caches are very large.
 const MOST_WORKING_SET: u64 = 512 << 20;
 /// How far ahead lines are asked for.
 const AHEAD: [usize; 4] = [0, 1 << 10, 4 << 10, 8 << 10];
@@ -58,29 +56,6 @@ impl Roof {
     }
 }
 
-/// Seconds that all threads need together for `work`, of each repetition, after one that warms up.
-fn timed(threads: usize, repetitions: usize, work: impl Fn(usize) + Sync) -> Vec<f64> {
-    let barrier = Barrier::new(threads);
-    let all = |t: usize| {
-        let mut seconds = Vec::new();
-        for _ in 0..=repetitions {
-            barrier.wait();
-            let started = Instant::now();
-            work(t);
-            barrier.wait();
-            seconds.push(started.elapsed().as_secs_f64());
-        }
-        seconds.split_off(1)
-    };
-    std::thread::scope(|scope| {
-        for t in 1..threads {
-            let all = &all;
-            scope.spawn(move || all(t));
-        }
-        all(0)
-    })
-}
-
 /// Measures: the reads best first, then multiply-adds.
 pub fn run(isa: IsaLevel, threads: usize, repetitions: usize, cache: Option<u64>) -> anyhow::Result<Vec<Roof>> {
     let bytes = cache.map_or(DEFAULT_WORKING_SET, |c| TIMES_CACHE * c).min(MOST_WORKING_SET) as usize;
@@ -90,17 +65,27 @@ pub fn run(isa: IsaLevel, threads: usize, repetitions: usize, cache: Option<u64>
     let memory = memory.bytes();
     let mut reads = Vec::new();
     for ahead in AHEAD {
-        let seconds = timed(threads, repetitions, |t| {
-            black_box(read(isa, &memory[t * part..(t + 1) * part], ahead));
-        });
+        let seconds = timed(
+            threads,
+            repetitions,
+            |_| (),
+            |t, ()| {
+                black_box(read(isa, &memory[t * part..(t + 1) * part], ahead));
+            },
+        );
         let way = if ahead == 0 { "no prefetch".into() } else { format!("prefetch {} KiB ahead", ahead >> 10) };
         reads.push(Roof { op: "read", way, isa, threads, amount: (part * threads) as f64, seconds });
     }
     reads.sort_by(|a, b| b.rate().total_cmp(&a.rate()));
     for unit in [Unit::Int8, Unit::F32] {
-        let seconds = timed(threads, repetitions, |_| {
-            black_box(multiply_adds(isa, unit, ROUNDS));
-        });
+        let seconds = timed(
+            threads,
+            repetitions,
+            |_| (),
+            |_, ()| {
+                black_box(multiply_adds(isa, unit, ROUNDS));
+            },
+        );
         let (way, amount) = (unit.name().to_string(), (multiply_adds(isa, unit, 1) as usize * ROUNDS * threads) as f64);
         reads.push(Roof { op: "multiply-add", way, isa, threads, amount, seconds });
     }

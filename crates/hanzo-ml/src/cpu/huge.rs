@@ -36,7 +36,7 @@ impl HugePages {
     fn wants(self, bytes: u64) -> bool {
         match self {
             HugePages::Off => false,
-            HugePages::On => bytes > 0,
+            HugePages::On => bytes > 0 && available().is_none_or(|a| bytes <= a),
             HugePages::Auto => {
                 (FEWEST..=MOST).contains(&bytes) && given() && available().is_some_and(|a| bytes <= a / 2)
             }

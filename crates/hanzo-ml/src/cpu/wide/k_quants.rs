@@ -98,14 +98,22 @@ unsafe fn scales_and_minima(w: *const u8) -> __m512 {
     }
 }
 
-/// The factors of Q4_K and Q5_K; adds the minima.
+/// The block's scales times each token's steps, the first vector of its own floats.
 #[inline(always)]
-unsafe fn factors<F: WideFormat, const T: usize>(w: *const u8, x: &[Unit; T], acc: &mut [Acc; T]) -> [__m512; T] {
+unsafe fn factors<F: WideFormat, const T: usize>(scales: __m512, x: &[Unit; T]) -> [__m512; T] {
+    let mut factors = [scales; T];
+    for t in 0..T {
+        factors[t] = unsafe { _mm512_mul_ps(scales, x[t].own::<F>(0)) };
+    }
+    factors
+}
+
+/// The factors of Q4_K and Q5_K; adds the minima, which are among them.
+#[inline(always)]
+unsafe fn with_minima<F: WideFormat, const T: usize>(w: *const u8, x: &[Unit; T], acc: &mut [Acc; T]) -> [__m512; T] {
     unsafe {
-        let both = scales_and_minima(w);
-        let mut factors = [both; T];
+        let factors = factors::<F, T>(scales_and_minima(w), x);
         for t in 0..T {
-            factors[t] = _mm512_mul_ps(both, x[t].own::<F>(0));
             acc[t].minima = _mm512_add_ps(acc[t].minima, factors[t]);
         }
         factors
@@ -126,7 +134,7 @@ impl WideFormat for Q4_K {
     #[inline(always)]
     unsafe fn unit<const T: usize>(w: *const u8, x: &[Unit; T], acc: &mut [Acc; T]) {
         unsafe {
-            let factors = factors::<Self, T>(w, x, acc);
+            let factors = with_minima::<Self, T>(w, x, acc);
             let (a, b) = (_mm512_loadu_si512(w.add(16).cast()), _mm512_loadu_si512(w.add(80).cast()));
             four::<Self, T>([low(a), high(a), low(b), high(b)], factors, &OF_NIBBLES, x, acc);
         }
@@ -147,7 +155,7 @@ impl WideFormat for Q5_K {
     #[inline(always)]
     unsafe fn unit<const T: usize>(w: *const u8, x: &[Unit; T], acc: &mut [Acc; T]) {
         unsafe {
-            let factors = factors::<Self, T>(w, x, acc);
+            let factors = with_minima::<Self, T>(w, x, acc);
             let (a, b, h) =
                 (_mm512_loadu_si512(w.add(48).cast()), _mm512_loadu_si512(w.add(112).cast()), twice(w.add(16)));
             // Bit c of the high bytes belongs to chunk c; it comes to bit 4.
@@ -174,10 +182,7 @@ impl WideFormat for Q6_K {
         unsafe {
             let scales = _mm512_cvtepi8_epi32(_mm_loadu_si128(w.add(192).cast()));
             let scales = _mm512_mul_ps(_mm512_cvtepi32_ps(scales), half(w.add(208)));
-            let mut factors = [scales; T];
-            for t in 0..T {
-                factors[t] = _mm512_mul_ps(scales, x[t].own::<Self>(0));
-            }
+            let factors = factors::<Self, T>(scales, x);
             let mut codes = [_mm512_setzero_si512(); 4];
             for i in 0..2 {
                 let (q, h) = (_mm512_loadu_si512(w.add(64 * i).cast()), twice(w.add(128 + 32 * i)));
@@ -206,10 +211,7 @@ impl WideFormat for Q3_K {
             let (first, last) = q3_k::scale_bytes(w);
             let scales = _mm512_cvtepi8_epi32(_mm_set_epi64x(last as i64, first as i64));
             let scales = _mm512_mul_ps(_mm512_cvtepi32_ps(scales), half(w.add(108)));
-            let mut factors = [scales; T];
-            for t in 0..T {
-                factors[t] = _mm512_mul_ps(scales, x[t].own::<Self>(0));
-            }
+            let factors = factors::<Self, T>(scales, x);
             let (q, h) = (_mm512_loadu_si512(w.add(32).cast()), twice(w));
             // Bit c of the high bytes belongs to chunk c; it comes to bit 2.
             let code = |q: __m512i, j: i64| and_or(q, 3, masked(turned(h, 2 - j, -2 - j), 4));
@@ -246,9 +248,8 @@ impl WideFormat for Q2_K {
             let float = |x: __m128i| _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_and_si128(x, nibble)));
             let scales = _mm512_mul_ps(float(packed), half(w.add(80)));
             let minima = _mm512_mul_ps(float(_mm_srli_epi16::<4>(packed)), half(w.add(82)));
-            let mut factors = [scales; T];
+            let factors = factors::<Self, T>(scales, x);
             for t in 0..T {
-                factors[t] = _mm512_mul_ps(scales, x[t].own::<Self>(0));
                 acc[t].minima = _mm512_fmadd_ps(minima, x[t].own::<Self>(1), acc[t].minima);
             }
             let q = _mm512_loadu_si512(w.add(16).cast());
@@ -282,10 +283,7 @@ impl WideFormat for IQ4_XS {
         unsafe {
             let scales = _mm512_cvtepi8_epi32(_mm_cvtsi64_si128(iq4_xs::scale_bytes(w) as i64));
             let scales = _mm512_mul_ps(_mm512_cvtepi32_ps(scales), half(w));
-            let mut factors = [scales; T];
-            for t in 0..T {
-                factors[t] = _mm512_mul_ps(scales, x[t].own::<Self>(0));
-            }
+            let factors = factors::<Self, T>(scales, x);
             let values = super::biased(&KVALUES_IQ4_NL);
             for i in 0..2 {
                 let q = _mm512_loadu_si512(w.add(8 + 64 * i).cast());
