@@ -5,7 +5,7 @@ use hanzo_gguf::Format;
 
 use super::gemm::{Micro, Micros, Operands};
 use super::{ActKind, Acts, Contraction, Job, Kernel, float, gemm, matvec};
-use crate::cpu::formats::{self, CpuFormat, Shape, for_each_cpu_format};
+use crate::cpu::formats::{self, CpuFormat, for_each_cpu_format};
 use crate::cpu::isa;
 
 /// The row of the table for one key: `$module` has the entry points, the list is of all block formats.
@@ -50,10 +50,10 @@ macro_rules! entries {
             }
 
             $(#[target_feature(enable = $features)])?
-            unsafe fn micro<const GROUP: usize, const MIN: bool, const OFFSET: bool, const M: usize>(
+            unsafe fn micro<const SPAN: usize, const MIN: bool, const OFFSET: bool, const M: usize>(
                 operands: &Operands<isa::$isa>,
             ) {
-                unsafe { super::gemm::micro::<isa::$isa, GROUP, MIN, OFFSET, M, VECTORS>(operands) }
+                unsafe { super::gemm::micro::<isa::$isa, SPAN, MIN, OFFSET, M, VECTORS>(operands) }
             }
 
             const VECTORS: usize = <isa::$isa as isa::Isa>::VECTORS;
@@ -63,20 +63,27 @@ macro_rules! entries {
                 const FULL: usize = <isa::$isa as isa::Isa>::MR;
                 const SHORT: usize = gemm::SHORT;
                 macro_rules! of {
-                    ($group:literal, $min:literal, $offset:literal) => {
+                    ($span:literal, $min:literal, $offset:literal) => {
                         Micros {
-                            full: micro::<$group, $min, $offset, FULL> as Micro<isa::$isa>,
-                            short: micro::<$group, $min, $offset, SHORT>,
+                            full: micro::<$span, $min, $offset, FULL> as Micro<isa::$isa>,
+                            short: micro::<$span, $min, $offset, SHORT>,
                         }
                     };
                 }
-                match (F::GROUP, F::HAS_MIN, F::SIGNED || F::OFFSET != 0) {
-                    (16, false, _) => of!(16, false, true),
+                let offset = <F as gemm::Form<isa::$isa>>::TAKEN != 0;
+                match (<F as gemm::Form<isa::$isa>>::SPAN, F::HAS_MIN, offset) {
+                    (16, false, false) => of!(16, false, false),
+                    (16, false, true) => of!(16, false, true),
                     (16, true, false) => of!(16, true, false),
                     (16, true, true) => of!(16, true, true),
-                    (_, false, _) => of!(32, false, true),
-                    (_, true, false) => of!(32, true, false),
-                    (_, true, true) => of!(32, true, true),
+                    (32, false, false) => of!(32, false, false),
+                    (32, false, true) => of!(32, false, true),
+                    (32, true, false) => of!(32, true, false),
+                    (32, true, true) => of!(32, true, true),
+                    (_, false, false) => of!(256, false, false),
+                    (_, false, true) => of!(256, false, true),
+                    (_, true, false) => of!(256, true, false),
+                    (_, true, true) => of!(256, true, true),
                 }
             }
 

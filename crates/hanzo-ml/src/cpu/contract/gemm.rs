@@ -3,12 +3,19 @@
 //!
 //! `out[token][row] = sum over groups of d * (s * sum(code * a) - m * sum(a))`. For a slice of k that keeps the packed
 //! activations in L2: pack the activations of all tokens; for each tile of rows, unpack codes, scales and minima to L1;
-//! for each block of `M` tokens, keep `M` integer and `M` float accumulators in registers, one row a lane. A group of 32
-//! costs 8 steps (four products a lane each, or 4 of eight), one conversion, one multiply and one fused multiply-add per token.
+//! for each block of `M` tokens, keep `M` integer and `M` float accumulators, one row a lane. A group of 32 costs 8 steps
+//! (four products a lane each, or 4 of eight), one conversion, and per token, by the elements that share a scale:
+//! 32: one multiply and one fused multiply-add; 16: one multiply and two fused multiply-adds (the halves' sums times
+//! their scales, then the activation's step); a block of 256, where group factors are multiplied into the codes
+//! ([`CpuFormat::PRODUCT`]): one fused multiply-add, and one a block. Minima cost one more a group.
 //!
 //! The float accumulators pass from one slice of k to the next through the output, exactly. The order of the sum is that
 //! of the groups, whatever the number of tokens, rows or slices: results are bit-equal for any batching. Oracle:
 //! `qmatvec_unified_numeric`, as for mat-vec.
+
+mod micro;
+
+pub(super) use micro::micro;
 
 use super::{Input, Job};
 use crate::cpu::formats::{Ahead, CpuFormat, Scales, Shape};
@@ -25,13 +32,30 @@ const KEPT_BYTES: usize = 8 << 20;
 /// Slices are whole blocks of every format.
 const SLICE_UNIT: usize = 256;
 
+/// How a format's codes lie in the tiles of an instruction set.
+pub(super) trait Form<I: Isa>: Shape {
+    /// Codes are products with their groups' factors.
+    const PRODUCTS: bool = I::PACKED_OFFSET && Self::PRODUCT.is_some();
+    /// Elements that share a scale: 16, 32 or a block.
+    const SPAN: usize = if Self::PRODUCTS { Self::LEN } else { Self::GROUP };
+    /// What is to be taken off a tile's codes through the activations' sums.
+    const TAKEN: u8 = match (Self::PRODUCTS, Self::PRODUCT) {
+        _ if !I::PACKED_OFFSET => 0,
+        (true, Some(offset)) => offset,
+        _ if Self::SIGNED => 128,
+        _ => Self::OFFSET,
+    };
+}
+
+impl<I: Isa, F: CpuFormat> Form<I> for F {}
+
 /// A tile of weights: `VECTORS` panels of `NR` rows by a slice of k.
 struct Tile<I: Isa> {
     /// `[VECTORS][slice / STEP][NR][STEP]`.
     codes: *mut I::Packed,
-    /// `[VECTORS][slice / 16][NR]`, groups first.
+    /// `[VECTORS][slice / 16][NR]`, spans first.
     scales: *mut f32,
-    /// The same.
+    /// The same, groups first.
     minima: *mut f32,
     /// Elements of a full slice: a panel's stride.
     slice: usize,
@@ -64,19 +88,51 @@ struct Block<I: Isa> {
     d: *mut f32,
     /// `[groups][m]`: d times the sum of codes.
     dsums: *mut f32,
-    /// `[k / 32][m][2]`.
-    sums: *mut i16,
+    /// What integer sums start from, `[k / 16 or k / 32][m]`: minus the codes' offset times the sum of activations.
+    starts: *mut i32,
 }
 
-/// What a microkernel reads and writes: a tile, a block, and their `[m][VECTORS][NR]` accumulators.
+/// Tokens of a block, at most, on any instruction set.
+const MOST_TOKENS: usize = 8;
+
+/// What a microkernel reads and writes: a tile, a block, and their `m` outputs of `VECTORS` times `NR`.
 pub(super) struct Operands<I: Isa> {
     tile: Tile<I>,
     block: Block<I>,
     /// Elements of the slice of k.
     k: usize,
-    /// The codes' offset.
-    offset: i16,
-    acc: *mut f32,
+    /// Each token's output, or where what nobody reads may go.
+    out: [*mut f32; MOST_TOKENS],
+    /// Outputs are written, not added to.
+    first: bool,
+    /// `[m][VECTORS][NR]` running sums of the tiles that have no registers for them.
+    running: *mut f32,
+}
+
+impl<I: Isa> Operands<I> {
+    /// The sums of `M` tokens and `V` vectors of rows up to this slice of k.
+    #[inline(always)]
+    unsafe fn load<const M: usize, const V: usize>(&self) -> [[I::W; V]; M] {
+        let mut acc = [[unsafe { I::w_zero() }; V]; M];
+        if !self.first {
+            for t in 0..M {
+                for v in 0..V {
+                    acc[t][v] = unsafe { I::w_load(self.out[t].add(v * I::NR)) };
+                }
+            }
+        }
+        acc
+    }
+
+    /// The sums including this slice.
+    #[inline(always)]
+    unsafe fn store<const M: usize, const V: usize>(&self, acc: &[[I::W; V]; M]) {
+        for t in 0..M {
+            for v in 0..V {
+                unsafe { I::w_store(self.out[t].add(v * I::NR), acc[t][v]) };
+            }
+        }
+    }
 }
 
 /// A microkernel: adds the product of a tile and a block to the accumulators.
@@ -100,12 +156,14 @@ struct Plan {
     slice_bytes: usize,
     /// All slices have a place of their own.
     kept: bool,
-    /// Byte offsets of: tile codes, scales, minima, unpacked codes, accumulators; and the total.
+    /// Byte offsets of: tile codes, scales, minima, unpacked codes, outputs of tiles that are not whole, running sums; and
+    /// the total.
     tile: usize,
     scales: usize,
     minima: usize,
     unpacked: usize,
-    acc: usize,
+    edge: usize,
+    running: usize,
     bytes: usize,
 }
 
@@ -119,8 +177,8 @@ impl Plan {
         let fitting = SLICE_BYTES / (padded.max(1) * code) / SLICE_UNIT * SLICE_UNIT;
         let most = (SLICE_MAX / I::VECTORS / SLICE_UNIT * SLICE_UNIT).clamp(SLICE_UNIT, 1024);
         let slice = fitting.clamp(SLICE_UNIT, most).min(k);
-        // Per 32 elements: codes, d, sums, and d times sums of two groups.
-        let per_token = slice * code + slice / 32 * (4 + 4 + 8);
+        // Per 32 elements: codes, d, starts of two groups, and d times sums of two groups.
+        let per_token = slice * code + slice / 32 * (4 + 8 + 8);
         let align = |bytes: usize| bytes.next_multiple_of(64);
         let slice_bytes = align(padded * per_token);
         let slices = k.div_ceil(slice.max(1));
@@ -130,9 +188,10 @@ impl Plan {
         let scales = tile + align(slice * rows * code);
         let minima = scales + align(slice / 16 * rows * 4);
         let unpacked = minima + align(slice / 16 * rows * 4);
-        let acc = unpacked + align(SLICE_UNIT * I::NR);
-        let bytes = acc + align(I::MR.max(SHORT) * rows * 4);
-        Plan { slice, full, padded, per_token, slice_bytes, kept, tile, scales, minima, unpacked, acc, bytes }
+        let edge = unpacked + align(SLICE_UNIT * I::NR);
+        let sums = align(I::MR.max(SHORT) * rows * 4);
+        let (running, bytes) = (edge + sums, edge + 2 * sums);
+        Plan { slice, full, padded, per_token, slice_bytes, kept, tile, scales, minima, unpacked, edge, running, bytes }
     }
 
     /// The block that starts at (padded) token `first`, and its number of tokens.
@@ -141,9 +200,9 @@ impl Plan {
         unsafe {
             let codes = memory.add(first * self.per_token);
             let d = codes.add(m * self.slice * size_of::<I::Packed>());
-            let sums = d.add(m * self.slice / 32 * 4);
-            let dsums = sums.add(m * self.slice / 32 * 4);
-            (Block { codes: codes.cast(), d: d.cast(), dsums: dsums.cast(), sums: sums.cast() }, m)
+            let starts = d.add(m * self.slice / 32 * 4);
+            let dsums = starts.add(m * self.slice / 32 * 8);
+            (Block { codes: codes.cast(), d: d.cast(), dsums: dsums.cast(), starts: starts.cast() }, m)
         }
     }
 }
@@ -183,7 +242,15 @@ pub(super) unsafe fn run<I: Isa, F: CpuFormat>(job: &mut Job<'_>, micros: &Micro
                 for v in 0..I::VECTORS {
                     unpack_tile::<I, F>(job, row + v * I::NR, from, k, &tile.panel(v), memory.add(plan.unpacked));
                 }
-                contract_tile::<I, F>(job, micros, &plan, (acts, memory.add(plan.acc).cast()), (row, from, k), tile);
+                let operands = Operands {
+                    tile,
+                    block: plan.block::<I>(acts, 0).0,
+                    k,
+                    out: [memory.add(plan.edge).cast(); MOST_TOKENS],
+                    first: from == 0,
+                    running: memory.add(plan.running).cast(),
+                };
+                contract_tile::<I>(job, micros, &plan, acts, (row, from), operands);
                 row += tile_rows::<I>();
             }
         }
@@ -219,9 +286,15 @@ unsafe fn pack_activations<I: Isa, F: CpuFormat>(job: &Job<'_>, plan: &Plan, mem
                     for t in 0..4 {
                         let to = group * m + four + t;
                         block.d.add(to).write(*rows[t].d.add(at));
-                        if I::PACKED_OFFSET && (F::SIGNED || F::OFFSET != 0) {
-                            let sums = rows[t].sums.add(2 * at).cast::<u32>().read_unaligned();
-                            block.sums.cast::<u32>().add(to).write(sums);
+                        let taken = i32::from(<F as Form<I>>::TAKEN);
+                        if taken != 0 {
+                            let sum = |half: usize| -taken * i32::from(*rows[t].sums.add(2 * at + half));
+                            if <F as Form<I>>::SPAN == 16 {
+                                block.starts.add(to + group * m).write(sum(0));
+                                block.starts.add(to + group * m + m).write(sum(1));
+                            } else {
+                                block.starts.add(to).write(sum(0) + sum(1));
+                            }
                         }
                         if F::HAS_MIN && F::GROUP == 32 {
                             block.dsums.add(to).write(*rows[t].dsums.add(at));
@@ -256,16 +329,29 @@ unsafe fn unpack_tile<I: Isa, F: CpuFormat>(
                 let block = job.row(row + r).add((from / F::LEN + b) * F::BYTES);
                 I::prefetch(block.wrapping_add(2 * F::BYTES));
                 let (mut s, mut m) = (Scales::NONE, Scales::NONE);
-                F::scales::<I>(block, &mut s, &mut m);
+                let mut factors = [1; 16];
+                if F::HAS_MIN || !<F as Form<I>>::PRODUCTS {
+                    F::scales::<I>(block, &mut s, &mut m);
+                }
+                if <F as Form<I>>::PRODUCTS {
+                    (s.0[0], factors) = F::factors::<I>(block);
+                    tile.scales.add(b * I::NR + r).write(s.0[0]);
+                }
                 for g in 0..groups {
-                    tile.scales.add((b * groups + g) * I::NR + r).write(s.0[g]);
+                    if !<F as Form<I>>::PRODUCTS {
+                        tile.scales.add((b * groups + g) * I::NR + r).write(s.0[g]);
+                    }
                     if F::HAS_MIN {
                         tile.minima.add((b * groups + g) * I::NR + r).write(m.0[g]);
                     }
                 }
                 F::look_ahead::<I>(block, &mut ahead);
                 for_each_chunk!(F::CHUNKS, chunk, {
-                    I::store(unpacked.add((chunk * I::NR + r) * 32), F::codes::<I>(block, chunk, &ahead));
+                    let codes = unpacked.add((chunk * I::NR + r) * 32);
+                    I::store(codes, F::codes::<I>(block, chunk, &ahead));
+                    if <F as Form<I>>::PRODUCTS {
+                        multiply(codes, &factors[chunk * F::HALVES..], F::GROUP, F::OFFSET, <F as Form<I>>::TAKEN);
+                    }
                 });
             }
         }
@@ -278,33 +364,51 @@ unsafe fn unpack_tile<I: Isa, F: CpuFormat>(
     }
 }
 
+/// Makes of 32 codes their products with the factors of their groups, `taken` added: bytes, whatever wraps on the way.
+#[inline(always)]
+unsafe fn multiply(codes: *mut u8, factors: &[i8], group: usize, offset: u8, taken: u8) {
+    for g in 0..32 / group {
+        let factor = factors[g] as u8;
+        let add = taken.wrapping_sub(offset.wrapping_mul(factor));
+        for i in 0..group {
+            unsafe {
+                let code = codes.add(g * group + i);
+                *code = (*code).wrapping_mul(factor).wrapping_add(add);
+            }
+        }
+    }
+}
+
 /// Adds a tile's products with every block of tokens to the output.
 #[inline(always)]
-unsafe fn contract_tile<I: Isa, F: CpuFormat>(
+unsafe fn contract_tile<I: Isa>(
     job: &Job<'_>,
     micros: &Micros<I>,
     plan: &Plan,
-    (acts, acc): (*mut u8, *mut f32),
-    (row, from, k): (usize, usize, usize),
-    tile: Tile<I>,
+    acts: *mut u8,
+    (row, from): (usize, usize),
+    mut operands: Operands<I>,
 ) {
     let tokens = job.tokens.len();
     let rows = tile_rows::<I>().min(job.rows.end - row);
-    let last = from + k == job.w.k;
-    let offset = if F::SIGNED { 128 } else { i16::from(F::OFFSET) };
-    let mut operands = unsafe { Operands { tile, block: plan.block::<I>(acts, 0).0, k, offset, acc } };
+    let whole = rows == tile_rows::<I>();
+    let last = from + operands.k == job.w.k;
+    let edge = operands.out[0];
     let mut first = 0;
     while first < plan.padded {
         unsafe {
             let (block, m) = plan.block::<I>(acts, first);
             operands.block = block;
             let written = m.min(tokens - first);
-            if from == 0 {
-                acc.write_bytes(0, m * tile_rows::<I>());
-            } else {
-                for t in 0..written {
-                    let out = job.out.add(job.tokens.rows(first + t).1 * job.out_stride + row);
-                    copy::<I>(out, acc.add(t * tile_rows::<I>()), rows);
+            let out = |t: usize| job.out.add(job.tokens.rows(first + t).1 * job.out_stride + row);
+            for t in 0..m {
+                let apart = edge.add(t * tile_rows::<I>());
+                operands.out[t] = if whole && t < written { out(t) } else { apart };
+                if from == 0 {
+                } else if t >= written {
+                    apart.write_bytes(0, tile_rows::<I>());
+                } else if !whole {
+                    copy::<I>(out(t), apart, rows);
                 }
             }
             if m == I::MR {
@@ -313,11 +417,12 @@ unsafe fn contract_tile<I: Isa, F: CpuFormat>(
                 (micros.short)(&operands)
             }
             for t in 0..written {
-                let out = job.out.add(job.tokens.rows(first + t).1 * job.out_stride + row);
-                copy::<I>(acc.add(t * tile_rows::<I>()), out, rows);
+                if !whole {
+                    copy::<I>(operands.out[t], out(t), rows);
+                }
                 if let (true, Some(bias)) = (last, job.bias) {
                     for r in 0..rows {
-                        *out.add(r) += *bias.add(row + r);
+                        *out(t).add(r) += *bias.add(row + r);
                     }
                 }
             }
@@ -336,77 +441,6 @@ unsafe fn copy<I: Isa>(from: *const f32, to: *mut f32, rows: usize) {
                 I::w_store(to.add(at), I::w_load(from.add(at)));
             } else if at < rows {
                 to.add(at).copy_from_nonoverlapping(from.add(at), rows - at);
-            }
-        }
-    }
-}
-
-/// The body of the microkernel of `M` tokens and `V` vectors of rows for formats of `GROUP` elements a scale.
-#[inline(always)]
-pub(super) unsafe fn micro<
-    I: Isa,
-    const GROUP: usize,
-    const MIN: bool,
-    const OFFSET: bool,
-    const M: usize,
-    const V: usize,
->(
-    o: &Operands<I>,
-) {
-    let halves = 32 / GROUP;
-    unsafe {
-        let mut acc = [[I::w_zero(); V]; M];
-        let mut w = [o.tile.codes.cast_const(); V];
-        let (mut scales, mut minima) = ([o.tile.scales; V], [o.tile.minima; V]);
-        for v in 0..V {
-            let panel = o.tile.panel(v);
-            (w[v], scales[v], minima[v]) = (panel.codes.cast_const(), panel.scales, panel.minima);
-            for t in 0..M {
-                acc[t][v] = I::w_load(o.acc.add((t * V + v) * I::NR));
-            }
-        }
-        let mut a = o.block.codes.cast_const();
-        for group in 0..o.k / 32 {
-            for half in 0..halves {
-                let mut sum = [[I::wi_zero(); M]; V];
-                if OFFSET && I::PACKED_OFFSET {
-                    // Take the offset off the sums of this half, or of both.
-                    let lo = if GROUP == 32 || half == 0 { -o.offset } else { 0 };
-                    let hi = if GROUP == 32 || half == 1 { -o.offset } else { 0 };
-                    for t in 0..M {
-                        let start = I::wi_start(o.block.sums.add(2 * (group * M + t)), lo, hi);
-                        for v in 0..V {
-                            sum[v][t] = start;
-                        }
-                    }
-                }
-                for _ in 0..GROUP / I::STEP {
-                    for v in 0..V {
-                        sum[v] = I::wi_steps(sum[v], w[v], a);
-                        w[v] = w[v].add(I::STEP * I::NR);
-                    }
-                    a = a.add(I::STEP * M);
-                }
-                let at = group * halves + half;
-                for v in 0..V {
-                    let sum = I::wi_rows(sum[v]);
-                    let s = I::w_load(scales[v].add(at * I::NR));
-                    for t in 0..M {
-                        let s = I::w_mul(s, I::w_splat(*o.block.d.add(group * M + t)));
-                        acc[t][v] = I::w_fma(I::w_from_wi(sum[t]), s, acc[t][v]);
-                    }
-                    if MIN {
-                        let m = I::w_load(minima[v].add(at * I::NR));
-                        for t in 0..M {
-                            acc[t][v] = I::w_fnma(m, I::w_splat(*o.block.dsums.add(at * M + t)), acc[t][v]);
-                        }
-                    }
-                }
-            }
-        }
-        for t in 0..M {
-            for v in 0..V {
-                I::w_store(o.acc.add((t * V + v) * I::NR), acc[t][v]);
             }
         }
     }

@@ -9,7 +9,7 @@
 //! and output row, and the caller points [`Weights::data`] at the expert.
 //!
 //! Numerics. Int8 contractions read activations quantized by [`Acts`]; a group's integer dot product is exact, and the
-//! rest is f32: one product `scale * d`, one fused multiply-add per group. F32 contractions multiply exact f32 weights.
+//! rest is f32: at most one product and two fused multiply-adds per group, whose order is the kernel's. F32 contractions multiply exact f32 weights.
 //! The order of the sum over k of one (row, token) depends on the kernel alone, never on the rows or tokens beside it.
 #![allow(
     clippy::needless_range_loop,

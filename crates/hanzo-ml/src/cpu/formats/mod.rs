@@ -68,6 +68,17 @@ pub(crate) trait CpuFormat: 'static {
     /// long that more only spills registers.
     const ROWS: usize = 4;
 
+    /// Set where a group's scale is the block's times a small integer, its factor, and every `factor * (code - offset)` of
+    /// groups of 16 fits a byte after this has been added: a GEMM whose dot product takes any byte then has one scale a
+    /// block of 256. Such a format has [`CpuFormat::factors`].
+    const PRODUCT: Option<u8> = None;
+
+    /// The block's scale, and its groups' factors: [`CpuFormat::scales`] has their products.
+    #[inline(always)]
+    unsafe fn factors<I: Isa>(_block: *const u8) -> (f32, [i8; 16]) {
+        unreachable!("a format with a product has factors")
+    }
+
     /// Writes the scale, and if `HAS_MIN` the minimum, of each group of `block`.
     unsafe fn scales<I: Isa>(block: *const u8, s: &mut Scales, m: &mut Scales);
 

@@ -16,6 +16,17 @@ impl CpuFormat for Q2_K {
     const GROUP: usize = 16;
     const HAS_MIN: bool = true;
     const CODES: Codes = Codes::Unsigned { offset: 0 };
+    /// 0 to 45.
+    const PRODUCT: Option<u8> = Some(0);
+
+    #[inline(always)]
+    unsafe fn factors<I: Isa>(block: *const u8) -> (f32, [i8; 16]) {
+        unsafe {
+            let packed: u128 = read(block);
+            let low = packed & 0x0f0f_0f0f_0f0f_0f0f_0f0f_0f0f_0f0f_0f0f;
+            (half_at::<I>(block.add(80)), low.to_le_bytes().map(|x| x as i8))
+        }
+    }
 
     #[inline(always)]
     unsafe fn scales<I: Isa>(block: *const u8, s: &mut Scales, m: &mut Scales) {

@@ -28,6 +28,15 @@ impl CpuFormat for Q3_K {
     const FORMAT: Format = Format::Q3_K;
     const GROUP: usize = 16;
     const CODES: Codes = Codes::Unsigned { offset: 4 };
+    /// -4..=3 times -32..=31 is -124 to 128.
+    const PRODUCT: Option<u8> = Some(124);
+
+    #[inline(always)]
+    unsafe fn factors<I: Isa>(block: *const u8) -> (f32, [i8; 16]) {
+        let (first, last) = unsafe { scale_bytes(block) };
+        let factors = u128::from(first) | u128::from(last) << 64;
+        (unsafe { half_at::<I>(block.add(108)) }, factors.to_le_bytes().map(|x| x as i8))
+    }
 
     #[inline(always)]
     unsafe fn scales<I: Isa>(block: *const u8, s: &mut Scales, _: &mut Scales) {

@@ -608,8 +608,8 @@ macro_rules! neon_methods {
         }
 
         #[inline(always)]
-        unsafe fn wi_start(_: *const i16, _: i16, _: i16) -> [int32x4_t; 2] {
-            unsafe { [vdupq_n_s32(0); 2] }
+        unsafe fn wi_splat(p: *const i32) -> [int32x4_t; 2] {
+            unsafe { [vdupq_n_s32(*p); 2] }
         }
 
         #[inline(always)]

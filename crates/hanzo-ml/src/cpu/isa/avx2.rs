@@ -161,8 +161,8 @@ impl Isa for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn wi_start(_: *const i16, _: i16, _: i16) -> __m256i {
-        unsafe { _mm256_setzero_si256() }
+    unsafe fn wi_splat(p: *const i32) -> __m256i {
+        unsafe { _mm256_set1_epi32(*p) }
     }
 
     #[inline(always)]

@@ -146,11 +146,8 @@ impl Isa for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn wi_start(sums: *const i16, lo: i16, hi: i16) -> __m512i {
-        unsafe {
-            let weights = _mm512_set1_epi32(i32::from(lo) & 0xffff | i32::from(hi) << 16);
-            _mm512_dpwssd_epi32(_mm512_setzero_si512(), weights, _mm512_set1_epi32(super::read(sums.cast())))
-        }
+    unsafe fn wi_splat(p: *const i32) -> __m512i {
+        unsafe { _mm512_set1_epi32(*p) }
     }
 
     #[inline(always)]

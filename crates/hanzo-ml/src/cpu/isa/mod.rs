@@ -176,8 +176,8 @@ pub(crate) trait Isa: Copy + 'static {
     const FT: usize;
     /// Codes of a row that one step of a GEMM tile takes: 4 or 8.
     const STEP: usize;
-    /// True if packed GEMM weights keep their offset, which [`Isa::wi_start`] then takes off through the activation
-    /// sums; false if [`Isa::pack_weights`] takes it off.
+    /// True if packed GEMM weights keep their offset, which the sums then start without (minus the offset times the sum of
+    /// the activations), and may have any byte as code; false if [`Isa::pack_weights`] takes it off.
     const PACKED_OFFSET: bool;
 
     // -- bytes -----------------------------------------------------------------------------------------------------
@@ -294,9 +294,8 @@ pub(crate) trait Isa: Copy + 'static {
     unsafe fn w_fnma(a: Self::W, b: Self::W, c: Self::W) -> Self::W;
     unsafe fn w_sum(x: Self::W) -> f32;
     unsafe fn w_from_wi(x: Self::WI) -> Self::W;
-    /// A block's accumulator before its first step: `-offset` times the activation sums that `lo` and `hi` choose of the
-    /// pair at `sums`; 0 where packed weights have no offset.
-    unsafe fn wi_start(sums: *const i16, lo: i16, hi: i16) -> Self::WI;
+    /// The integer at `p` in all lanes.
+    unsafe fn wi_splat(p: *const i32) -> Self::WI;
     unsafe fn wi_zero() -> Self::WI;
     /// One step of `M` tokens, a multiple of four: packed weights at `w` (`NR * STEP` codes), packed activations at `a`
     /// (`M * STEP` codes). Where the sum of a row and token lies among `sums` is the instruction set's affair.

@@ -506,8 +506,8 @@ impl Isa for Portable {
     }
 
     #[inline(always)]
-    unsafe fn wi_start(_: *const i16, _: i16, _: i16) -> [i32; 8] {
-        [0; 8]
+    unsafe fn wi_splat(p: *const i32) -> [i32; 8] {
+        [unsafe { *p }; 8]
     }
 
     #[inline(always)]
