@@ -13,8 +13,10 @@
 //! of the groups, whatever the number of tokens, rows or slices: results are bit-equal for any batching. Oracle:
 //! `qmatvec_unified_numeric`, as for mat-vec.
 
+mod columns;
 mod micro;
 
+pub(super) use columns::Columns;
 pub(super) use micro::micro;
 
 use super::{Input, Job};
@@ -50,7 +52,7 @@ pub(super) trait Form<I: Isa>: Shape {
 impl<I: Isa, F: CpuFormat> Form<I> for F {}
 
 /// A tile of weights: `VECTORS` panels of `NR` rows by a slice of k.
-struct Tile<I: Isa> {
+pub(super) struct Tile<I: Isa> {
     /// `[VECTORS][slice / STEP][NR][STEP]`.
     codes: *mut I::Packed,
     /// `[VECTORS][slice / 16][NR]`, spans first.
@@ -94,6 +96,8 @@ struct Block<I: Isa> {
 
 /// Tokens of a block, at most, on any instruction set.
 const MOST_TOKENS: usize = 8;
+/// Rows of a panel, at most.
+const MOST_ROWS: usize = 16;
 
 /// What a microkernel reads and writes: a tile, a block, and their `m` outputs of `VECTORS` times `NR`.
 pub(super) struct Operands<I: Isa> {
@@ -214,7 +218,7 @@ pub(super) fn scratch_bytes<I: Isa>(k: usize, tokens: usize) -> usize {
 
 /// The body of the GEMM kernel of a format.
 #[inline(always)]
-pub(super) unsafe fn run<I: Isa, F: CpuFormat>(job: &mut Job<'_>, micros: &Micros<I>) {
+pub(super) unsafe fn run<I: Columns, F: CpuFormat>(job: &mut Job<'_>, micros: &Micros<I>) {
     let tokens = job.tokens.len();
     if tokens == 0 || job.rows.is_empty() {
         return;
@@ -311,9 +315,10 @@ unsafe fn pack_activations<I: Isa, F: CpuFormat>(job: &Job<'_>, plan: &Plan, mem
     }
 }
 
-/// Unpacks elements `from..from + k` of the `NR` rows at `row` (beyond the last, the last again).
+/// Unpacks elements `from..from + k` of the `NR` rows at `row` (beyond the last, the last again), and asks for those of the
+/// panel that comes next.
 #[inline(always)]
-unsafe fn unpack_tile<I: Isa, F: CpuFormat>(
+unsafe fn unpack_tile<I: Columns, F: CpuFormat>(
     job: &Job<'_>,
     row: usize,
     from: usize,
@@ -321,45 +326,67 @@ unsafe fn unpack_tile<I: Isa, F: CpuFormat>(
     tile: &Tile<I>,
     unpacked: *mut u8,
 ) {
-    let groups = F::CHUNKS * F::HALVES;
-    let mut ahead = Ahead::new();
     for b in 0..k / F::LEN {
+        let block = |r: usize| job.row(row + r).wrapping_add((from / F::LEN + b) * F::BYTES);
+        let mut rows = [job.w.data; MOST_ROWS];
         for r in 0..I::NR {
-            unsafe {
-                let block = job.row(row + r).add((from / F::LEN + b) * F::BYTES);
-                I::prefetch(block.wrapping_add(2 * F::BYTES));
-                let (mut s, mut m) = (Scales::NONE, Scales::NONE);
-                let mut factors = [1; 16];
-                if F::HAS_MIN || !<F as Form<I>>::PRODUCTS {
-                    F::scales::<I>(block, &mut s, &mut m);
-                }
-                if <F as Form<I>>::PRODUCTS {
-                    (s.0[0], factors) = F::factors::<I>(block);
-                    tile.scales.add(b * I::NR + r).write(s.0[0]);
-                }
-                for g in 0..groups {
-                    if !<F as Form<I>>::PRODUCTS {
-                        tile.scales.add((b * groups + g) * I::NR + r).write(s.0[g]);
-                    }
-                    if F::HAS_MIN {
-                        tile.minima.add((b * groups + g) * I::NR + r).write(m.0[g]);
-                    }
-                }
-                F::look_ahead::<I>(block, &mut ahead);
-                for_each_chunk!(F::CHUNKS, chunk, {
-                    let codes = unpacked.add((chunk * I::NR + r) * 32);
-                    I::store(codes, F::codes::<I>(block, chunk, &ahead));
-                    if <F as Form<I>>::PRODUCTS {
-                        multiply(codes, &factors[chunk * F::HALVES..], F::GROUP, F::OFFSET, <F as Form<I>>::TAKEN);
-                    }
-                });
+            rows[r] = block(r);
+            for line in (0..F::BYTES).step_by(64) {
+                unsafe { I::prefetch(block(r + I::NR).wrapping_add(line)) };
             }
         }
-        for chunk in 0..F::CHUNKS {
-            unsafe {
-                let to = tile.codes.add((b * F::CHUNKS + chunk) * 32 * I::NR);
-                I::pack_weights(unpacked.add(chunk * 32 * I::NR), F::SIGNED, F::OFFSET, to);
+        unsafe {
+            if !I::unpack::<F>(&rows, b, tile) {
+                unpack_rows::<I, F>(&rows, b, tile, unpacked);
             }
+        }
+    }
+}
+
+/// Unpacks block `b` of a panel row by row; the rows' blocks are at `rows`.
+#[inline(always)]
+unsafe fn unpack_rows<I: Isa, F: CpuFormat>(
+    rows: &[*const u8; MOST_ROWS],
+    b: usize,
+    tile: &Tile<I>,
+    unpacked: *mut u8,
+) {
+    let groups = F::CHUNKS * F::HALVES;
+    let mut ahead = Ahead::new();
+    for r in 0..I::NR {
+        unsafe {
+            let block = rows[r];
+            let (mut s, mut m) = (Scales::NONE, Scales::NONE);
+            let mut factors = [1; 16];
+            if F::HAS_MIN || !<F as Form<I>>::PRODUCTS {
+                F::scales::<I>(block, &mut s, &mut m);
+            }
+            if <F as Form<I>>::PRODUCTS {
+                (s.0[0], factors) = F::factors::<I>(block);
+                tile.scales.add(b * I::NR + r).write(s.0[0]);
+            }
+            for g in 0..groups {
+                if !<F as Form<I>>::PRODUCTS {
+                    tile.scales.add((b * groups + g) * I::NR + r).write(s.0[g]);
+                }
+                if F::HAS_MIN {
+                    tile.minima.add((b * groups + g) * I::NR + r).write(m.0[g]);
+                }
+            }
+            F::look_ahead::<I>(block, &mut ahead);
+            for_each_chunk!(F::CHUNKS, chunk, {
+                let codes = unpacked.add((chunk * I::NR + r) * 32);
+                I::store(codes, F::codes::<I>(block, chunk, &ahead));
+                if <F as Form<I>>::PRODUCTS {
+                    multiply(codes, &factors[chunk * F::HALVES..], F::GROUP, F::OFFSET, <F as Form<I>>::TAKEN);
+                }
+            });
+        }
+    }
+    for chunk in 0..F::CHUNKS {
+        unsafe {
+            let to = tile.codes.add((b * F::CHUNKS + chunk) * 32 * I::NR);
+            I::pack_weights(unpacked.add(chunk * 32 * I::NR), F::SIGNED, F::OFFSET, to);
         }
     }
 }

@@ -5,7 +5,7 @@
 use hanzo_gguf::Format;
 use hanzo_gguf::formats::tables::KVALUES_IQ4_NL;
 
-use super::{Ahead, Codes, CpuFormat, Scales, half_at, minus_32, nibble_bytes, scale_i8};
+use super::{Ahead, Bytes, Codes, CpuFormat, Row, Scales, half_at, minus_32, nibble_bytes, scale_i8};
 use crate::cpu::isa::{Isa, read};
 
 /// Codes by table, eight signed scales.
@@ -41,6 +41,13 @@ impl CpuFormat for IQ4_XS {
 
     #[inline(always)]
     unsafe fn codes<I: Isa>(block: *const u8, chunk: usize, _: &Ahead) -> I::B {
-        unsafe { I::lookup_signed(&KVALUES_IQ4_NL, I::nibbles(block.add(8 + 16 * chunk))) }
+        unsafe { Self::bytes(Row::<I>::of(block), chunk) }
+    }
+
+    const STRETCHES: &'static [usize] = &[8, 72];
+
+    #[inline(always)]
+    unsafe fn bytes<S: Bytes>(s: S, chunk: usize) -> S::B {
+        unsafe { s.lookup_signed(&KVALUES_IQ4_NL, s.nibbles(8 + 16 * chunk)) }
     }
 }

@@ -88,6 +88,93 @@ pub(crate) trait CpuFormat: 'static {
 
     /// The codes of elements `32 * chunk..32 * chunk + 32` of `block`. Callers pass a constant `chunk`.
     unsafe fn codes<I: Isa>(block: *const u8, chunk: usize, ahead: &Ahead) -> I::B;
+
+    /// Set where codes are made byte by byte of bytes at the same place in their groups of four, in blocks of 256: the
+    /// stretches of 64 bytes of a block that have them. Such a format has [`CpuFormat::bytes`].
+    const STRETCHES: &'static [usize] = &[];
+
+    /// The codes of chunk `chunk` as vectors of `S`, see [`Bytes`]. Callers pass a constant `chunk`.
+    #[inline(always)]
+    unsafe fn bytes<S: Bytes>(_source: S, _chunk: usize) -> S::B {
+        unreachable!("a format with stretches has bytes")
+    }
+}
+
+/// Where the bytes of a block's codes come from, so that a format says once how codes are made of them: from one row, 32
+/// at a time, or from the same four of many rows.
+///
+/// # Safety
+/// As for [`Isa`]; places are within the format's stretches.
+#[allow(clippy::missing_safety_doc)]
+pub(crate) trait Bytes: Copy {
+    /// Bytes of one or many rows.
+    type B: Copy;
+    /// The 32 bytes at place `at` of the block, or those of them that this source stands for.
+    unsafe fn load(self, at: usize) -> Self::B;
+    /// Likewise the 16 bytes at `at` as 32 nibbles: the low ones, then the high ones.
+    unsafe fn nibbles(self, at: usize) -> Self::B;
+    /// As [`Isa::field`].
+    unsafe fn field<const SHIFT: u32, const MASK: u8>(self, x: Self::B) -> Self::B;
+    /// As [`Isa::raise`].
+    unsafe fn raise<const SHIFT: u32, const MASK: u8>(self, x: Self::B) -> Self::B;
+    /// As [`Isa::or`].
+    unsafe fn or(self, a: Self::B, b: Self::B) -> Self::B;
+    /// As [`Isa::lookup_signed`].
+    unsafe fn lookup_signed(self, table: &[i8; 16], index: Self::B) -> Self::B;
+}
+
+/// The bytes of one row's block.
+pub(crate) struct Row<I>(pub *const u8, pub std::marker::PhantomData<I>);
+
+impl<I> Clone for Row<I> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<I> Copy for Row<I> {}
+
+impl<I: Isa> Row<I> {
+    /// The block at `block`.
+    #[inline(always)]
+    fn of(block: *const u8) -> Self {
+        Row(block, std::marker::PhantomData)
+    }
+}
+
+impl<I: Isa> Bytes for Row<I> {
+    type B = I::B;
+
+    #[inline(always)]
+    unsafe fn load(self, at: usize) -> I::B {
+        unsafe { I::load(self.0.add(at)) }
+    }
+
+    #[inline(always)]
+    unsafe fn nibbles(self, at: usize) -> I::B {
+        unsafe { I::nibbles(self.0.add(at)) }
+    }
+
+    #[inline(always)]
+    unsafe fn field<const SHIFT: u32, const MASK: u8>(self, x: I::B) -> I::B {
+        unsafe { I::field::<SHIFT, MASK>(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn raise<const SHIFT: u32, const MASK: u8>(self, x: I::B) -> I::B {
+        unsafe { I::raise::<SHIFT, MASK>(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn or(self, a: I::B, b: I::B) -> I::B {
+        unsafe { I::or(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn lookup_signed(self, table: &[i8; 16], index: I::B) -> I::B {
+        unsafe { I::lookup_signed(table, index) }
+    }
 }
 
 /// The numbers that follow from a format's constants.

@@ -4,7 +4,7 @@
 
 use hanzo_gguf::Format;
 
-use super::{Ahead, Codes, CpuFormat, Scales, half_at, scale_u8};
+use super::{Ahead, Bytes, Codes, CpuFormat, Row, Scales, half_at, scale_u8};
 use crate::cpu::isa::{Isa, read};
 
 /// Sixteen groups of 16 with minima.
@@ -43,13 +43,20 @@ impl CpuFormat for Q2_K {
 
     #[inline(always)]
     unsafe fn codes<I: Isa>(block: *const u8, chunk: usize, _: &Ahead) -> I::B {
+        unsafe { Self::bytes(Row::<I>::of(block), chunk) }
+    }
+
+    const STRETCHES: &'static [usize] = &[16];
+
+    #[inline(always)]
+    unsafe fn bytes<S: Bytes>(s: S, chunk: usize) -> S::B {
         unsafe {
-            let q = I::load(block.add(16 + 32 * (chunk / 4)));
+            let q = s.load(16 + 32 * (chunk / 4));
             match chunk % 4 {
-                0 => I::field::<0, 3>(q),
-                1 => I::field::<2, 3>(q),
-                2 => I::field::<4, 3>(q),
-                _ => I::field::<6, 3>(q),
+                0 => s.field::<0, 3>(q),
+                1 => s.field::<2, 3>(q),
+                2 => s.field::<4, 3>(q),
+                _ => s.field::<6, 3>(q),
             }
         }
     }

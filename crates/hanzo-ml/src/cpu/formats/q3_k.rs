@@ -4,7 +4,7 @@
 
 use hanzo_gguf::Format;
 
-use super::{Ahead, Codes, CpuFormat, Scales, half_at, minus_32, scale_i8};
+use super::{Ahead, Bytes, Codes, CpuFormat, Row, Scales, half_at, minus_32, scale_i8};
 use crate::cpu::isa::{Isa, read};
 
 /// Offset 4, sixteen signed scales.
@@ -50,26 +50,33 @@ impl CpuFormat for Q3_K {
 
     #[inline(always)]
     unsafe fn codes<I: Isa>(block: *const u8, chunk: usize, _: &Ahead) -> I::B {
+        unsafe { Self::bytes(Row::<I>::of(block), chunk) }
+    }
+
+    const STRETCHES: &'static [usize] = &[0, 32];
+
+    #[inline(always)]
+    unsafe fn bytes<S: Bytes>(s: S, chunk: usize) -> S::B {
         unsafe {
-            let q = I::load(block.add(32 + 32 * (chunk / 4)));
+            let q = s.load(32 + 32 * (chunk / 4));
             let low = match chunk % 4 {
-                0 => I::field::<0, 3>(q),
-                1 => I::field::<2, 3>(q),
-                2 => I::field::<4, 3>(q),
-                _ => I::field::<6, 3>(q),
+                0 => s.field::<0, 3>(q),
+                1 => s.field::<2, 3>(q),
+                2 => s.field::<4, 3>(q),
+                _ => s.field::<6, 3>(q),
             };
-            let h = I::load(block);
+            let h = s.load(0);
             let high = match chunk {
-                0 => I::raise::<2, 1>(h),
-                1 => I::raise::<1, 2>(h),
-                2 => I::field::<0, 4>(h),
-                3 => I::field::<1, 4>(h),
-                4 => I::field::<2, 4>(h),
-                5 => I::field::<3, 4>(h),
-                6 => I::field::<4, 4>(h),
-                _ => I::field::<5, 4>(h),
+                0 => s.raise::<2, 1>(h),
+                1 => s.raise::<1, 2>(h),
+                2 => s.field::<0, 4>(h),
+                3 => s.field::<1, 4>(h),
+                4 => s.field::<2, 4>(h),
+                5 => s.field::<3, 4>(h),
+                6 => s.field::<4, 4>(h),
+                _ => s.field::<5, 4>(h),
             };
-            I::or(low, high)
+            s.or(low, high)
         }
     }
 }

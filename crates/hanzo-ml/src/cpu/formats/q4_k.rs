@@ -4,7 +4,7 @@
 
 use hanzo_gguf::Format;
 
-use super::{Ahead, Codes, CpuFormat, Scales, half_at, scale_u8, six_bit_pairs};
+use super::{Ahead, Bytes, Codes, CpuFormat, Row, Scales, half_at, scale_u8, six_bit_pairs};
 use crate::cpu::isa::Isa;
 
 /// Eight groups of 32 with minima.
@@ -28,9 +28,16 @@ impl CpuFormat for Q4_K {
 
     #[inline(always)]
     unsafe fn codes<I: Isa>(block: *const u8, chunk: usize, _: &Ahead) -> I::B {
+        unsafe { Self::bytes(Row::<I>::of(block), chunk) }
+    }
+
+    const STRETCHES: &'static [usize] = &[16, 80];
+
+    #[inline(always)]
+    unsafe fn bytes<S: Bytes>(s: S, chunk: usize) -> S::B {
         unsafe {
-            let q = I::load(block.add(16 + 32 * (chunk / 2)));
-            if chunk.is_multiple_of(2) { I::field::<0, 15>(q) } else { I::field::<4, 15>(q) }
+            let q = s.load(16 + 32 * (chunk / 2));
+            if chunk.is_multiple_of(2) { s.field::<0, 15>(q) } else { s.field::<4, 15>(q) }
         }
     }
 }

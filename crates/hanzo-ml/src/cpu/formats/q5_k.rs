@@ -4,7 +4,7 @@
 
 use hanzo_gguf::Format;
 
-use super::{Ahead, Codes, CpuFormat, Scales, half_at, scale_u8, six_bit_pairs};
+use super::{Ahead, Bytes, Codes, CpuFormat, Row, Scales, half_at, scale_u8, six_bit_pairs};
 use crate::cpu::isa::Isa;
 
 /// Eight groups of 32 with minima.
@@ -28,21 +28,28 @@ impl CpuFormat for Q5_K {
 
     #[inline(always)]
     unsafe fn codes<I: Isa>(block: *const u8, chunk: usize, _: &Ahead) -> I::B {
+        unsafe { Self::bytes(Row::<I>::of(block), chunk) }
+    }
+
+    const STRETCHES: &'static [usize] = &[16, 80, 112];
+
+    #[inline(always)]
+    unsafe fn bytes<S: Bytes>(s: S, chunk: usize) -> S::B {
         unsafe {
-            let q = I::load(block.add(48 + 32 * (chunk / 2)));
-            let low = if chunk.is_multiple_of(2) { I::field::<0, 15>(q) } else { I::field::<4, 15>(q) };
-            let h = I::load(block.add(16));
+            let q = s.load(48 + 32 * (chunk / 2));
+            let low = if chunk.is_multiple_of(2) { s.field::<0, 15>(q) } else { s.field::<4, 15>(q) };
+            let h = s.load(16);
             let high = match chunk {
-                0 => I::raise::<4, 1>(h),
-                1 => I::raise::<3, 2>(h),
-                2 => I::raise::<2, 4>(h),
-                3 => I::raise::<1, 8>(h),
-                4 => I::field::<0, 16>(h),
-                5 => I::field::<1, 16>(h),
-                6 => I::field::<2, 16>(h),
-                _ => I::field::<3, 16>(h),
+                0 => s.raise::<4, 1>(h),
+                1 => s.raise::<3, 2>(h),
+                2 => s.raise::<2, 4>(h),
+                3 => s.raise::<1, 8>(h),
+                4 => s.field::<0, 16>(h),
+                5 => s.field::<1, 16>(h),
+                6 => s.field::<2, 16>(h),
+                _ => s.field::<3, 16>(h),
             };
-            I::or(low, high)
+            s.or(low, high)
         }
     }
 }

@@ -5,7 +5,7 @@
 
 use hanzo_gguf::Format;
 
-use super::{Ahead, Codes, CpuFormat, Scales, half_at, scale_i8};
+use super::{Ahead, Bytes, Codes, CpuFormat, Row, Scales, half_at, scale_i8};
 use crate::cpu::isa::{Isa, read};
 
 /// Offset 32, sixteen signed scales.
@@ -28,14 +28,21 @@ impl CpuFormat for Q6_K {
 
     #[inline(always)]
     unsafe fn codes<I: Isa>(block: *const u8, chunk: usize, _: &Ahead) -> I::B {
+        unsafe { Self::bytes(Row::<I>::of(block), chunk) }
+    }
+
+    const STRETCHES: &'static [usize] = &[0, 64, 128];
+
+    #[inline(always)]
+    unsafe fn bytes<S: Bytes>(s: S, chunk: usize) -> S::B {
         unsafe {
-            let q = I::load(block.add(64 * (chunk / 4) + 32 * (chunk % 2)));
-            let h = I::load(block.add(128 + 32 * (chunk / 4)));
+            let q = s.load(64 * (chunk / 4) + 32 * (chunk % 2));
+            let h = s.load(128 + 32 * (chunk / 4));
             match chunk % 4 {
-                0 => I::or(I::field::<0, 15>(q), I::raise::<4, 3>(h)),
-                1 => I::or(I::field::<0, 15>(q), I::raise::<2, 12>(h)),
-                2 => I::or(I::field::<4, 15>(q), I::field::<0, 48>(h)),
-                _ => I::or(I::field::<4, 15>(q), I::field::<2, 48>(h)),
+                0 => s.or(s.field::<0, 15>(q), s.raise::<4, 3>(h)),
+                1 => s.or(s.field::<0, 15>(q), s.raise::<2, 12>(h)),
+                2 => s.or(s.field::<4, 15>(q), s.field::<0, 48>(h)),
+                _ => s.or(s.field::<4, 15>(q), s.field::<2, 48>(h)),
             }
         }
     }

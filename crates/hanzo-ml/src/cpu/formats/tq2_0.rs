@@ -4,7 +4,7 @@
 
 use hanzo_gguf::Format;
 
-use super::{Ahead, Codes, CpuFormat, Scales, half_at};
+use super::{Ahead, Bytes, Codes, CpuFormat, Row, Scales, half_at};
 use crate::cpu::isa::Isa;
 
 /// Offset 1, one scale for eight chunks.
@@ -26,13 +26,20 @@ impl CpuFormat for TQ2_0 {
 
     #[inline(always)]
     unsafe fn codes<I: Isa>(block: *const u8, chunk: usize, _: &Ahead) -> I::B {
+        unsafe { Self::bytes(Row::<I>::of(block), chunk) }
+    }
+
+    const STRETCHES: &'static [usize] = &[0];
+
+    #[inline(always)]
+    unsafe fn bytes<S: Bytes>(s: S, chunk: usize) -> S::B {
         unsafe {
-            let q = I::load(block.add(32 * (chunk / 4)));
+            let q = s.load(32 * (chunk / 4));
             match chunk % 4 {
-                0 => I::field::<0, 3>(q),
-                1 => I::field::<2, 3>(q),
-                2 => I::field::<4, 3>(q),
-                _ => I::field::<6, 3>(q),
+                0 => s.field::<0, 3>(q),
+                1 => s.field::<2, 3>(q),
+                2 => s.field::<4, 3>(q),
+                _ => s.field::<6, 3>(q),
             }
         }
     }
