@@ -40,13 +40,23 @@ impl Buffer {
 
     /// `len` zero bytes.
     pub fn new(len: usize) -> Result<Buffer> {
+        Buffer::of(len, len >= Self::HUGE)
+    }
+
+    /// `len` zero bytes in `parts` parts, of which one may be used from its beginning and not to its end: huge pages that
+    /// several share would be taken, and zeroed, for what is never used.
+    fn in_parts(len: usize, parts: usize) -> Result<Buffer> {
+        Buffer::of(len, len / parts.max(1) >= Self::HUGE)
+    }
+
+    fn of(len: usize, #[cfg_attr(not(target_os = "linux"), expect(unused))] huge: bool) -> Result<Buffer> {
         let none = || Error::Memory(format!("{:.1} MiB for activations or caches", len as f64 / (1 << 20) as f64));
         let memory = match len {
             0 => Memory::None,
             Self::LARGE.. => {
                 let mut map = MmapMut::map_anon(len).map_err(|_| none())?;
                 #[cfg(target_os = "linux")]
-                if len >= Self::HUGE {
+                if huge {
                     // A wish: without it, pages are small and results the same.
                     let _ = map.advise(memmap2::Advice::HugePage);
                 }
@@ -333,8 +343,8 @@ impl CpuCache {
                 v_page,
                 pages: *n,
                 layers: g.layers,
-                k: Buffer::new(total(k_page)?)?,
-                v: Buffer::new(total(v_page)?)?,
+                k: Buffer::in_parts(total(k_page)?, g.layers)?,
+                v: Buffer::in_parts(total(v_page)?, g.layers)?,
             });
         }
         let mut states = Vec::new();
