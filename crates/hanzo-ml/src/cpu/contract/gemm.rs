@@ -336,7 +336,7 @@ unsafe fn unpack_tile<I: Columns, F: CpuFormat>(
             }
         }
         unsafe {
-            if !I::unpack::<F>(&rows, b, tile) {
+            if F::STRETCHES.is_empty() || !I::unpack::<F>(&rows, b, tile) {
                 unpack_rows::<I, F>(&rows, b, tile, unpacked);
             }
         }
