@@ -22,12 +22,14 @@ use std::ops::Range;
 const GEMM_TOKENS: usize = 5;
 /// Items a thread: enough to even out threads that lose time to others.
 const ITEMS_A_THREAD: usize = 4;
+/// The same for the GEMM, whose items last longer: what a thread does after all others have finished is at most an item.
+const GEMM_ITEMS_A_THREAD: usize = 12;
 /// Output rows of an item in two terms, whose results are summed in the worker's memory.
 const TWO_TERM_ROWS: usize = 1024;
 /// Output rows of an item: not below what a claim is worth.
 const ROW_UNIT: usize = 32;
 /// The same for the GEMM: whole tiles, of any instruction set.
-const TILE_UNIT: usize = 96;
+const TILE_UNIT: usize = 48;
 
 /// The most memory that any task of an executable needs per worker.
 #[derive(Clone, Copy, Debug, Default)]
@@ -269,8 +271,8 @@ impl ContractTask {
 
     /// Output rows of an item.
     fn chunk(&self, m: &BoundMember, many: bool) -> usize {
-        let unit = if many { TILE_UNIT } else { ROW_UNIT };
-        let per = m.rows.div_ceil(self.threads * ITEMS_A_THREAD).next_multiple_of(unit);
+        let (unit, items) = if many { (TILE_UNIT, GEMM_ITEMS_A_THREAD) } else { (ROW_UNIT, ITEMS_A_THREAD) };
+        let per = m.rows.div_ceil(self.threads * items).next_multiple_of(unit);
         match self.source {
             Source::TwoTerm => per.min(TWO_TERM_ROWS),
             _ if self.threads == 1 => m.rows.max(1),
