@@ -1,11 +1,12 @@
-//! The CPU's roofs: bytes that its threads read from memory together, and multiply-adds that they make in registers.
+//! The CPU's roofs: bytes that its threads read from memory together, multiply-adds that they make in registers, and how
+//! long a word takes from one thread to another and back, which tells whether they share a path to memory.
 //! What kernels do is measured elsewhere; nothing of theirs runs here.
 
 use std::hint::black_box;
 
 use hanzo_ml::cpu::isa::IsaLevel;
 use hanzo_ml::cpu::memory::Buffer;
-use hanzo_ml::cpu::roof::{Unit, multiply_adds, read};
+use hanzo_ml::cpu::roof::{Unit, multiply_adds, read, round_trips};
 use serde_json::{Value, json};
 
 use super::kernel::{TIMES_CACHE, timed};
@@ -19,17 +20,19 @@ const MOST_WORKING_SET: u64 = 512 << 20;
 const AHEAD: [usize; 4] = [0, 1 << 10, 4 << 10, 8 << 10];
 /// Rounds of multiply-adds in a repetition: a few milliseconds.
 const ROUNDS: usize = 2_000_000;
+/// Round trips in a repetition: a few milliseconds.
+const TRIPS: usize = 20_000;
 
 /// One roof.
 #[derive(Clone, Debug)]
 pub struct Roof {
-    /// `read` or `multiply-add`.
+    /// `read`, `multiply-add` or `round trip`.
     op: &'static str,
     /// What it was reached with.
     way: String,
     isa: IsaLevel,
     threads: usize,
-    /// Bytes read, or multiply-adds made, by all threads in one repetition.
+    /// Bytes read, multiply-adds made by all threads, or round trips, in one repetition.
     amount: f64,
     /// Seconds of each repetition.
     seconds: Vec<f64>,
@@ -52,11 +55,12 @@ impl Roof {
             ("median_us", json!(1e6 * stats::median(&self.seconds))),
             ("gb_per_s", giga("read")),
             ("g_multiply_adds_per_s", giga("multiply-add")),
+            ("round_trip_ns", json!((self.op == "round trip").then_some(1e9 / self.rate()))),
         ]
     }
 }
 
-/// Measures: the reads best first, then multiply-adds.
+/// Measures: the reads best first, then multiply-adds, then the round trip of two threads.
 pub fn run(isa: IsaLevel, threads: usize, repetitions: usize, cache: Option<u64>) -> anyhow::Result<Vec<Roof>> {
     let bytes = cache.map_or(DEFAULT_WORKING_SET, |c| TIMES_CACHE * c).min(MOST_WORKING_SET) as usize;
     let mut memory = Buffer::new(bytes)?;
@@ -89,6 +93,11 @@ pub fn run(isa: IsaLevel, threads: usize, repetitions: usize, cache: Option<u64>
         let (way, amount) = (unit.name().to_string(), (multiply_adds(isa, unit, 1) as usize * ROUNDS * threads) as f64);
         reads.push(Roof { op: "multiply-add", way, isa, threads, amount, seconds });
     }
+    if threads > 1 {
+        let seconds = timed(1, repetitions, |_| (), |_, ()| round_trips(TRIPS));
+        let way = "two threads, a cache line".into();
+        reads.push(Roof { op: "round trip", way, isa, threads: 2, amount: TRIPS as f64, seconds });
+    }
     Ok(reads)
 }
 
@@ -106,5 +115,6 @@ mod tests {
         assert!(reads.is_sorted_by(|a, b| a >= b) && reads[3] > 0.0, "{reads:?}");
         let made: Vec<f64> = roofs.iter().filter_map(|r| rate(r, "g_multiply_adds_per_s")).collect();
         assert!(made.len() == 2 && made.iter().all(|x| *x > 0.0), "{made:?}");
+        assert!(roofs.iter().filter_map(|r| rate(r, "round_trip_ns")).all(|ns| ns > 0.0 && ns < 1e9));
     }
 }

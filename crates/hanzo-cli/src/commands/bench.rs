@@ -445,7 +445,7 @@ fn roofs(args: &Args) -> anyhow::Result<()> {
     let fields = || measured.iter().map(|m| m.fields());
     match args.output {
         OutputFormat::Md => {
-            let columns = ["op", "way", "isa", "threads", "us", "GB/s", "G multiply-adds/s"];
+            let columns = ["op", "way", "isa", "threads", "us", "GB/s", "G multiply-adds/s", "round trip ns"];
             let mut table = Markdown::new(&columns.map(|name| (name, !["op", "way", "isa"].contains(&name))));
             let cell = |v: Value| match v {
                 Value::String(s) => s,

@@ -1,11 +1,12 @@
-//! What this processor can do at most: bytes a thread reads, multiply-adds a thread makes. For measurements alone: no kernel may
-//! depend on it, and nothing here touches a model.
+//! What this processor can do at most: bytes a thread reads, multiply-adds a thread makes, how soon one thread sees what
+//! another wrote. For measurements alone: no kernel may depend on it, and nothing here touches a model.
 //!
 //! The loops do nothing else, from registers or from memory in order, so that no kernel can be faster: a kernel's rate over
 //! these is the fraction of its bound.
 
 use super::isa::IsaLevel;
 use std::hint::black_box;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A multiply-add unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +76,40 @@ pub fn multiply_adds(isa: IsaLevel, unit: Unit, rounds: usize) -> u64 {
         (_, Unit::F32) => portable_f32(rounds),
     };
     (each * SUMS * rounds) as u64
+}
+
+/// Sends a count to another thread and back, `rounds` times, through one cache line.
+///
+/// A round trip says where the two threads run: some 80 ns between cores that share a last-level cache and its path to
+/// memory, several hundred between those that do not, whose read bandwidths then add up. On a virtual machine that may
+/// differ from one minute to the next.
+pub fn round_trips(rounds: usize) {
+    #[repr(align(128))]
+    struct Line(AtomicUsize);
+    let line = Line(AtomicUsize::new(0));
+    let wait = |value: usize| {
+        let mut spins = 0u32;
+        while line.0.load(Ordering::Acquire) != value {
+            spins += 1;
+            // The other thread may have no core of its own. No pause instructions: some hypervisors take a core away after
+            // a few thousand.
+            if spins.is_multiple_of(1 << 20) {
+                std::thread::yield_now();
+            }
+        }
+    };
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            for i in 0..rounds {
+                wait(2 * i + 1);
+                line.0.store(2 * i + 2, Ordering::Release);
+            }
+        });
+        for i in 0..rounds {
+            line.0.store(2 * i + 1, Ordering::Release);
+            wait(2 * i + 2);
+        }
+    });
 }
 
 /// Eight products of 16 bits, summed in 32.
@@ -220,6 +255,7 @@ mod tests {
                 assert!(read(isa, &bytes, 0) != none && read(isa, &bytes, 4096) != none, "{isa} {at}");
                 bytes[at] = 0;
             }
+            round_trips(3);
             assert!(multiply_adds(isa, Unit::Int8, 10) >= 10 * 8 && multiply_adds(isa, Unit::F32, 10) >= 10 * 4);
         }
     }
