@@ -1,7 +1,7 @@
 //! Contractions and the quantization of their inputs.
 //!
 //! An item is a range of output rows of one member, for all tokens; for experts, the same for one slot (few tokens) or
-//! one expert (many). Few tokens take the mat-vec kernel, many the GEMM.
+//! one expert (many, the expert with the most tokens first). Few tokens take the mat-vec kernel, many the GEMM.
 //!
 //! The output head reads its activations in two int8 terms, the second quantizing what the first left over: its error
 //! goes straight into the logits, its rows are few, and both terms share one pass over the weights.
@@ -20,10 +20,12 @@ use std::ops::Range;
 
 /// Tokens from which the GEMM is used: below, its packing costs more than the mat-vec's repeated unpacking.
 const GEMM_TOKENS: usize = 5;
-/// Items a thread: enough to even out threads that lose time to others.
+/// Items a thread (of each of many tokens' experts): enough to even out threads that lose time to others.
 const ITEMS_A_THREAD: usize = 4;
 /// The same for the GEMM, whose items last longer: what a thread does after all others have finished is at most an item.
 const GEMM_ITEMS_A_THREAD: usize = 12;
+/// The same for all slots of one member of a mixture: fewer, larger items, since each one's first rows come from memory unasked.
+const SLOT_ITEMS_A_THREAD: usize = 8;
 /// Output rows of an item in two terms, whose results are summed in the worker's memory.
 const TWO_TERM_ROWS: usize = 1024;
 /// Output rows of an item: not below what a claim is worth.
@@ -50,8 +52,8 @@ pub(super) struct WorkerScratch {
     floats: Vec<f32>,
     head: Vec<f32>,
     kernel: Scratch,
-    /// The task (its address) and the kernel that left their packed activations in `kernel` in this level.
-    packed: Option<(usize, Kernel)>,
+    /// Who left packed activations in `kernel` in this level.
+    packed: Option<Packed>,
     acts: ActBuf,
     /// The value that `acts` holds in this level.
     folded: Option<ValueId>,
@@ -60,6 +62,16 @@ pub(super) struct WorkerScratch {
     order: Vec<u32>,
     offsets: Vec<u32>,
     pairs: Vec<(u32, u32)>,
+    /// Experts by their number of slots, the most first.
+    busiest: Vec<u32>,
+}
+
+/// Packed activations: of which task (its address), for which kernel, of which tokens (a row of x, an expert's, or all: 0).
+#[derive(Clone, Copy)]
+struct Packed {
+    task: usize,
+    kernel: Kernel,
+    tokens: usize,
 }
 
 impl WorkerScratch {
@@ -79,6 +91,7 @@ impl WorkerScratch {
             order: vec![0; n.slots],
             offsets: vec![0; n.experts + 1],
             pairs: vec![(0, 0); n.slots],
+            busiest: vec![0; n.experts],
         })
     }
 
@@ -89,12 +102,12 @@ impl WorkerScratch {
         self.packed = None;
     }
 
-    /// Has `task` packed what it reads for this kernel? From now on it has, if `again`: its tokens are the same in every call.
-    fn packed(&mut self, task: &ContractTask, kernel: Kernel, again: bool) -> bool {
+    /// Has `task` packed these tokens for this kernel? From now on it has.
+    fn packed(&mut self, task: &ContractTask, kernel: Kernel, tokens: usize) -> bool {
         let task = std::ptr::from_ref(task).addr();
-        let same = |p: (usize, Kernel)| p.0 == task && std::ptr::fn_addr_eq(p.1, kernel);
-        let before = again && self.packed.is_some_and(same);
-        self.packed = again.then_some((task, kernel));
+        let same = |p: Packed| p.task == task && p.tokens == tokens && std::ptr::fn_addr_eq(p.kernel, kernel);
+        let before = self.packed.is_some_and(same);
+        self.packed = Some(Packed { task, kernel, tokens });
         before
     }
 
@@ -269,10 +282,15 @@ impl ContractTask {
         }
     }
 
-    /// Output rows of an item.
-    fn chunk(&self, m: &BoundMember, many: bool) -> usize {
-        let (unit, items) = if many { (TILE_UNIT, GEMM_ITEMS_A_THREAD) } else { (ROW_UNIT, ITEMS_A_THREAD) };
-        let per = m.rows.div_ceil(self.threads * items).next_multiple_of(unit);
+    /// Output rows of an item. Each of the slots of a few tokens (else 0) has as many; few experts may get all of many.
+    fn chunk(&self, m: &BoundMember, many: bool, slots: usize) -> usize {
+        let unit = if many { TILE_UNIT } else { ROW_UNIT };
+        let items = match (&self.experts, many) {
+            (Some(_), false) => (self.threads * SLOT_ITEMS_A_THREAD).div_ceil(slots.max(1)),
+            (None, true) => self.threads * GEMM_ITEMS_A_THREAD,
+            _ => self.threads * ITEMS_A_THREAD,
+        };
+        let per = m.rows.div_ceil(items).next_multiple_of(unit);
         match self.source {
             Source::TwoTerm => per.min(TWO_TERM_ROWS),
             _ if self.threads == 1 => m.rows.max(1),
@@ -280,8 +298,13 @@ impl ContractTask {
         }
     }
 
-    fn chunks(&self, many: bool) -> usize {
-        self.members.iter().map(|m| m.rows.div_ceil(self.chunk(m, many))).sum()
+    /// The slots of a step of few tokens with experts, else 0.
+    fn slots(&self, x_rows: usize, many: bool) -> usize {
+        self.experts.filter(|_| !many).map_or(0, |e| self.tokens(x_rows) * e.k)
+    }
+
+    fn chunks(&self, many: bool, slots: usize) -> usize {
+        self.members.iter().map(|m| m.rows.div_ceil(self.chunk(m, many, slots))).sum()
     }
 
     pub(super) fn items(&self, rows: impl Fn(ValueId) -> usize) -> usize {
@@ -290,21 +313,23 @@ impl ContractTask {
             return 0;
         }
         let many = self.many(x_rows);
+        let slots = self.slots(x_rows, many);
         let outer = match self.experts {
             None => 1,
             Some(e) if many => e.n,
-            Some(e) => self.tokens(x_rows) * e.k,
+            Some(_) => slots,
         };
-        outer * self.chunks(many)
+        outer * self.chunks(many, slots)
     }
 
     pub(super) fn run(&self, ctx: &Ctx<'_>, item: usize, scratch: &mut WorkerScratch) {
         let x_rows = ctx.rows(self.x);
         let many = self.many(x_rows);
-        let chunks = self.chunks(many);
+        let slots = self.slots(x_rows, many);
+        let chunks = self.chunks(many, slots);
         let (outer, mut at) = (item / chunks, item % chunks);
         for m in &self.members {
-            let chunk = self.chunk(m, many);
+            let chunk = self.chunk(m, many, slots);
             let n = m.rows.div_ceil(chunk);
             if at >= n {
                 at -= n;
@@ -313,23 +338,24 @@ impl ContractTask {
             let rows = at * chunk..((at + 1) * chunk).min(m.rows);
             match self.experts {
                 None if self.source == Source::TwoTerm => self.two_term(ctx, m, rows, many, scratch),
-                None => self.call(ctx, m, 0, rows, Tokens::Dense { first: 0, count: x_rows }, many, scratch),
+                None => self.call(ctx, m, (0, 0), rows, Tokens::Dense { first: 0, count: x_rows }, many, scratch),
                 Some(e) if many => {
                     self.sort(ctx, e, scratch);
-                    let of = scratch.offsets[outer] as usize..scratch.offsets[outer + 1] as usize;
+                    let expert = scratch.busiest[outer] as usize;
+                    let of = scratch.offsets[expert] as usize..scratch.offsets[expert + 1] as usize;
                     if of.is_empty() {
                         return;
                     }
                     let gemm = self.deterministic || of.len() >= GEMM_TOKENS;
                     let pairs = std::mem::take(&mut scratch.pairs);
-                    self.call(ctx, m, outer, rows, Tokens::Pairs(&pairs[of]), gemm, scratch);
+                    self.call(ctx, m, (expert, expert), rows, Tokens::Pairs(&pairs[of]), gemm, scratch);
                     scratch.pairs = pairs;
                 }
                 Some(e) => {
                     let expert = ctx.ids(e.ids, 0..ctx.rows(e.ids))[outer] as usize;
                     let row = if e.per_slot { outer } else { outer / e.k };
                     let pair = [(row as u32, outer as u32)];
-                    self.call(ctx, m, expert, rows, Tokens::Pairs(&pair), false, scratch);
+                    self.call(ctx, m, (expert, row), rows, Tokens::Pairs(&pair), false, scratch);
                 }
             }
             return;
@@ -346,6 +372,11 @@ impl ContractTask {
         for (pair, slot) in scratch.pairs.iter_mut().zip(&scratch.order[..ids.len()]) {
             *pair = (if e.per_slot { *slot } else { *slot / e.k as u32 }, *slot);
         }
+        let WorkerScratch { busiest, offsets, .. } = scratch;
+        let busiest = &mut busiest[..e.n];
+        busiest.iter_mut().enumerate().for_each(|(i, expert)| *expert = i as u32);
+        let slots = |expert: u32| offsets[expert as usize + 1] - offsets[expert as usize];
+        busiest.sort_unstable_by_key(|expert| (std::cmp::Reverse(slots(*expert)), *expert));
         scratch.sorted = Some((e.ids, e.per_slot));
     }
 
@@ -370,7 +401,7 @@ impl ContractTask {
             scratch.folded = Some(self.x);
         }
         let kernel = if many { m.gemm } else { m.matvec };
-        let packed = scratch.packed(self, kernel, true);
+        let packed = scratch.packed(self, kernel, 0);
         let sums = scratch.floats[..2 * tokens * n].as_mut_ptr();
         let mut job = Job {
             w: Weights { format: m.format, data: m.data, row_bytes: m.row_bytes, k: m.k },
@@ -416,12 +447,13 @@ impl ContractTask {
         }
     }
 
+    /// Calls the kernel for tokens that have a number of their own among those of the task.
     #[allow(clippy::too_many_arguments)]
     fn call(
         &self,
         ctx: &Ctx<'_>,
         m: &BoundMember,
-        expert: usize,
+        (expert, number): (usize, usize),
         rows: Range<usize>,
         tokens: Tokens<'_>,
         gemm: bool,
@@ -429,7 +461,7 @@ impl ContractTask {
     ) {
         let input = self.input(ctx, scratch);
         let kernel = if gemm { m.gemm } else { m.matvec };
-        let packed = scratch.packed(self, kernel, self.experts.is_none());
+        let packed = scratch.packed(self, kernel, number);
         let mut job = Job {
             // SAFETY: the expert exists: ids come from a routing over `experts` of them.
             w: Weights {
