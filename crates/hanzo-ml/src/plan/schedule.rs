@@ -186,6 +186,20 @@ impl Schedule {
     /// Replays the levels: every read must find the bytes its value's writer left, in an earlier level, with no other
     /// access of the same level touching them; caches and states must be touched in the Plan's order.
     pub fn verify(&self, plan: &Plan) -> std::result::Result<(), String> {
+        self.verify_fused(plan, &(0..plan.ops.len()).collect::<Vec<_>>())
+    }
+
+    /// As [`Schedule::verify`] for a schedule of [`Schedule::fused`], whose backend sees to the order of what an op makes for
+    /// those that run inside it.
+    pub fn verify_fused(&self, plan: &Plan, leader: &[usize]) -> std::result::Result<(), String> {
+        let mut writer = vec![None; plan.values.len()];
+        for (i, op) in plan.ops.iter().enumerate() {
+            op.writes().iter().for_each(|v| writer[v.0 as usize] = Some(i));
+        }
+        // Does op `i` get `v` from the op that it runs inside?
+        let inside = |i: usize, v: ValueId| {
+            writer[v.0 as usize].is_some_and(|w| leader[i] != i && leader[w] == leader[i] && w < i)
+        };
         let overlap = |a: &Range<usize>, b: &Range<usize>| a.start < b.end && b.start < a.end;
         let mut want: HashMap<(usize, Memory), usize> = HashMap::new();
         let mut count: HashMap<Memory, usize> = HashMap::new();
@@ -207,7 +221,7 @@ impl Schedule {
             for &i in ops {
                 visit(&plan.ops[i], |a| match a {
                     Access::Read(v) => {
-                        if !live.contains(&v) {
+                        if !live.contains(&v) && !inside(i, v) {
                             fault.get_or_insert(format!(
                                 "level {l}: op {i} reads {} before it is there",
                                 plan.val(v).name
@@ -228,7 +242,9 @@ impl Schedule {
             }
             for (n, x) in touched.iter().enumerate() {
                 for y in &touched[n + 1..] {
-                    let own = x.0 == y.0 && x.1 == y.1 && x.3 == y.3;
+                    let handed =
+                        |a: usize, b: usize| x.3 == y.3 && (inside(a, x.3) && writer[x.3.0 as usize] == Some(b));
+                    let own = x.0 == y.0 && x.1 == y.1 && x.3 == y.3 || handed(x.0, y.0) || handed(y.0, x.0);
                     if (x.1 || y.1) && !own && overlap(&x.2, &y.2) {
                         fault.get_or_insert(format!(
                             "level {l}: op {} and op {} race on {} and {}",

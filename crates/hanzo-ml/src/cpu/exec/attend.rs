@@ -1,15 +1,20 @@
 //! Attention: an item is one sequence's block of query tokens for one key/value head.
 
 use super::Ctx;
-use super::contract::{Needs, WorkerScratch};
+use super::contract::{Needs, QuantizeTask, WorkerScratch};
 use super::store::cache_rows;
 use crate::backend::Precision;
 use crate::batch::Batch;
 use crate::cpu::memory::{CpuWeights, Vector};
 use crate::cpu::ops::attention::{self, AttentionHeads, AttentionInput};
 use crate::cpu::ops::attention_exact::attention_exact;
-use crate::cpu::ops::glu;
+use crate::cpu::ops::{Mat, MatMut, glu};
 use crate::plan::{Activation, AttentionSpec, GluKind, Mask, ValueId};
+
+/// Items a thread: the first see the most keys, several times as many as the last.
+const ITEMS_A_THREAD: usize = 8;
+/// Query rows of an item at least: with fewer, their products cost no more than widening the keys and values.
+const SMALL_BLOCK_ROWS: usize = 48;
 
 /// `Attention`, bound.
 pub(super) struct AttendTask {
@@ -18,10 +23,14 @@ pub(super) struct AttendTask {
     spec: AttentionSpec,
     sinks: Option<Vector>,
     heads: AttentionHeads,
-    /// Query tokens of an item.
+    /// Query tokens of an item at most, and a number of them that makes whole tiles.
     block: usize,
+    unit: usize,
+    threads: usize,
     /// f64 inside.
     exact: bool,
+    /// Quantizes the output on the way: its rows are in the worker's memory alone.
+    quantize: Option<QuantizeTask>,
 }
 
 /// One past the last key each token sees: its own position plus one, or the end of its non-causal span.
@@ -57,6 +66,11 @@ impl Visible {
     }
 }
 
+/// The greatest common divisor; `b` is not zero.
+fn gcd(a: usize, b: usize) -> usize {
+    if a.is_multiple_of(b) { b } else { gcd(b, a % b) }
+}
+
 impl AttendTask {
     pub(super) fn new(
         q: ValueId,
@@ -64,6 +78,7 @@ impl AttendTask {
         out: ValueId,
         weights: &CpuWeights,
         precision: Precision,
+        threads: usize,
         needs: &mut Needs,
     ) -> AttendTask {
         let group = spec.n_head / spec.n_kv;
@@ -77,28 +92,49 @@ impl AttendTask {
             sinks: spec.sinks.map(|w| weights.vector(w.0 as usize)),
             heads,
             block: (attention::BLOCK_ROWS / group).max(1),
+            unit: attention::TILE / gcd(attention::TILE, group),
+            threads,
             exact: precision == Precision::Exact,
+            quantize: None,
         }
+    }
+
+    /// The same, with the quantization of what it makes.
+    pub(super) fn quantizing(self, quantize: QuantizeTask, needs: &mut Needs) -> AttendTask {
+        let scratch = attention::attention_scratch(self.spec.d_k, self.spec.d_v);
+        needs.floats = needs.floats.max(scratch + self.block * self.heads.group * self.spec.d_v);
+        debug_assert!(quantize.input() == self.out);
+        AttendTask { quantize: Some(quantize), ..self }
+    }
+
+    /// Query tokens of an item in this step: as many as share a pass over the keys, but fewer where threads would have
+    /// nothing to do.
+    fn block(&self, batch: &Batch<'_>) -> usize {
+        let each = batch.positions.len() * self.spec.n_kv / (self.threads * ITEMS_A_THREAD);
+        let whole = |tokens: usize| if tokens < self.unit { tokens.max(1) } else { tokens - tokens % self.unit };
+        whole(each.max(SMALL_BLOCK_ROWS / self.heads.group).min(self.block))
     }
 
     /// Items: blocks of each sequence, times key/value heads.
     pub(super) fn items(&self, batch: &Batch<'_>) -> usize {
-        let blocks = |w: &[u32]| ((w[1] - w[0]) as usize).div_ceil(self.block);
+        let size = self.block(batch);
+        let blocks = |w: &[u32]| ((w[1] - w[0]) as usize).div_ceil(size);
         batch.seq_offsets.windows(2).map(blocks).sum::<usize>() * self.spec.n_kv
     }
 
     pub(super) fn run(&self, ctx: &Ctx<'_>, item: usize, scratch: &mut WorkerScratch) {
+        let size = self.block(ctx.batch);
         let (mut block, head) = (item / self.spec.n_kv, item % self.spec.n_kv);
         for (s, w) in ctx.batch.seq_offsets.windows(2).enumerate() {
             let (start, end) = (w[0] as usize, w[1] as usize);
-            let blocks = (end - start).div_ceil(self.block);
+            let blocks = (end - start).div_ceil(size);
             if block >= blocks {
                 block -= blocks;
                 continue;
             }
             // The longest blocks first: they see the most keys.
-            let from = start + (blocks - 1 - block) * self.block;
-            return self.attend(ctx, s, from..(from + self.block).min(end), head, scratch);
+            let from = start + (blocks - 1 - block) * size;
+            return self.attend(ctx, s, from..(from + size).min(end), head, scratch);
         }
     }
 
@@ -131,13 +167,21 @@ impl AttendTask {
         };
         let sinks = self.sinks.as_ref().map(|s| &s.get()[head * group..(head + 1) * group]);
         let columns = head * group * spec.d_v..(head + 1) * group * spec.d_v;
-        let out = || ctx.part_mut(self.out, tokens.clone(), columns.clone());
+        let (floats, made) = scratch.floats().split_at_mut(attention::attention_scratch(spec.d_k, spec.d_v));
+        let mut out = match self.quantize {
+            Some(_) => MatMut::new(&mut made[..tokens.len() * columns.len()], tokens.len(), columns.len()),
+            None => ctx.part_mut(self.out, tokens.clone(), columns.clone()),
+        };
         let attention = if self.exact { attention_exact } else { attention::attention };
-        attention(ctx.isa, &self.heads, &input, sinks, out(), scratch.floats());
+        attention(ctx.isa, &self.heads, &input, sinks, out.reborrow(), floats);
         if let Some(gate) = spec.gate {
             let gate = ctx.part(gate, tokens.clone(), columns.clone());
-            let x = ctx.part(self.out, tokens.clone(), columns.clone());
-            glu::glu(ctx.isa, GluKind::Plain(Activation::Sigmoid), gate, x, out());
+            // SAFETY: the rows of `out` itself, which `glu` allows.
+            let x = unsafe { Mat::from_raw(out.row_ptr(0), tokens.len(), columns.len(), out.stride()) };
+            glu::glu(ctx.isa, GluKind::Plain(Activation::Sigmoid), gate, x, out.reborrow());
+        }
+        if let Some(quantize) = &self.quantize {
+            quantize.run_on(ctx, tokens, columns, made.as_ptr());
         }
     }
 }

@@ -135,6 +135,24 @@ impl QuantizeTask {
         QuantizeTask { x, out, cols: plan.val(x).cols, quantize: contract::quantizer(isa) }
     }
 
+    /// The value that is quantized.
+    pub(super) fn input(&self) -> ValueId {
+        self.x
+    }
+
+    /// Quantizes columns `cols` of rows `rows`, which lie in the worker's memory: row 0 at `x`, the next `cols.len()` further.
+    pub(super) fn run_on(&self, ctx: &Ctx<'_>, rows: Range<usize>, cols: Range<usize>, x: *const f32) {
+        let acts = Acts::at(ctx.ptr(self.out), ctx.rows(self.x), self.cols);
+        let groups = cols.start / 32..cols.end / 32;
+        for (i, row) in rows.enumerate() {
+            // SAFETY: the caller has just made these rows; items write different groups of the planes.
+            unsafe {
+                let x = x.add(i * cols.len()).wrapping_sub(cols.start);
+                (self.quantize)(&acts, row, groups.clone(), x);
+            }
+        }
+    }
+
     fn block(&self) -> usize {
         (8192 / self.cols.max(1)).max(1)
     }

@@ -38,6 +38,33 @@ pub(super) fn is_int8(plan: &Plan, m: &Member) -> bool {
     plan.wt(m.w).format.is_block()
 }
 
+/// The op that every op runs inside: itself, but for a quantization whose rows a norm, a gated unit or attention makes
+/// for it alone.
+pub(super) fn leaders(plan: &Plan, options: &CompileOptions) -> Vec<usize> {
+    let (producers, consumers) = (plan.producers(), plan.consumers());
+    let side = |i: usize| plan.head.is_some_and(|h| i >= h);
+    let on = |lever: &str| options.levers.on(lever);
+    let leader = |i: usize, op: &Op| {
+        let Op::Quantize { x, .. } = op else { return None };
+        let p = producers[x.0 as usize].filter(|p| side(*p) == side(i))?;
+        let alone = consumers[x.0 as usize] == [i] && !plan.outputs.contains(x);
+        let makes = match &plan.ops[p] {
+            Op::RmsNorm { .. } | Op::AddRmsNorm { .. } => on("norm_quantize"),
+            Op::Glu { .. } => on("glu_quantize"),
+            // An item is some heads' columns.
+            Op::Attention { spec, .. } => {
+                let columns = spec.n_head / spec.n_kv * spec.d_v;
+                on("attention_quantize") && columns.is_multiple_of(32)
+            }
+            _ => false,
+        };
+        // Of what a norm makes, the sum has other readers.
+        let rows = !matches!(&plan.ops[p], Op::AddRmsNorm { out, .. } if out != x);
+        (alone && makes && rows).then_some(p)
+    };
+    plan.ops.iter().enumerate().map(|(i, op)| leader(i, op).unwrap_or(i)).collect()
+}
+
 /// Splits a contraction into its int8 and its float members and gives the former their quantized input.
 fn contraction(p: &mut Plan, op: Op, options: &CompileOptions, fold: bool) {
     let (x, ids) = match &op {

@@ -226,8 +226,18 @@ impl CpuExecutable {
         };
         let plan = lower::lower(plan, options);
         plan.check()?;
-        let mut schedule = Schedule::new(&plan, &options.bucket);
-        debug_assert_eq!(schedule.verify(&plan), Ok(()));
+        let leader = lower::leaders(&plan, options);
+        let mut schedule = Schedule::fused(&plan, &options.bucket, &leader);
+        debug_assert_eq!(schedule.verify_fused(&plan, &leader), Ok(()));
+        // The quantization that runs inside an op.
+        let mut inside: Vec<Option<QuantizeTask>> = plan.ops.iter().map(|_| None).collect();
+        for (i, op) in plan.ops.iter().enumerate() {
+            if let Op::Quantize { x, out } = op
+                && leader[i] != i
+            {
+                inside[leader[i]] = Some(QuantizeTask::new(&plan, *x, *out, isa));
+            }
+        }
         if let Some(shift) = options.eager {
             let shift = shift as usize * ALIGN;
             schedule.ranges.iter_mut().for_each(|r| *r = r.start + shift..r.end + shift);
@@ -238,8 +248,9 @@ impl CpuExecutable {
         let mut levels = Vec::with_capacity(schedule.levels.len());
         for ops in &schedule.levels {
             let mut slots = Vec::with_capacity(ops.len());
-            for &i in ops {
+            for &i in ops.iter().filter(|i| leader[**i] == **i) {
                 let op = &plan.ops[i];
+                let quantize = inside[i].take();
                 let no_kernel = || unsupported(format!("op {} has no CPU kernel", op.kind()));
                 let task = match op {
                     Op::Quantize { x, out } => Task::Quantize(QuantizeTask::new(&plan, *x, *out, isa)),
@@ -247,15 +258,27 @@ impl CpuExecutable {
                         Task::Contract(ContractTask::new(&plan, op, bound, options, isa, pool.threads(), &mut needs)?)
                     }
                     Op::KvStore { .. } | Op::Rope { .. } | Op::QkNormRope { .. } => {
-                        Task::Store(StoreTask::new(&plan, op, bound, &ropes, &mut needs).ok_or_else(no_kernel)?)
+                        let task = StoreTask::new(&plan, op, bound, &ropes, pool.threads(), &mut needs);
+                        Task::Store(task.ok_or_else(no_kernel)?)
                     }
                     Op::Attention { q, spec, out } => {
-                        Task::Attend(AttendTask::new(*q, spec, *out, bound, options.precision, &mut needs))
+                        let task =
+                            AttendTask::new(*q, spec, *out, bound, options.precision, pool.threads(), &mut needs);
+                        Task::Attend(match quantize {
+                            Some(q) => task.quantizing(q, &mut needs),
+                            None => task,
+                        })
                     }
                     Op::ShortConv { .. } | Op::GatedDelta { .. } => {
                         Task::State(StateTask::new(&plan, op, bound, options, &mut needs).ok_or_else(no_kernel)?)
                     }
-                    op => Task::Rows(RowTask::new(&plan, op, bound, &mut needs).ok_or_else(no_kernel)?),
+                    op => {
+                        let task = RowTask::new(&plan, op, bound, pool.threads(), &mut needs).ok_or_else(no_kernel)?;
+                        Task::Rows(match quantize {
+                            Some(q) => task.quantizing(q, &plan, &mut needs),
+                            None => task,
+                        })
+                    }
                 };
                 slots.push(Slot { op: i, task, items: 0, busy: AtomicU64::new(0) });
             }

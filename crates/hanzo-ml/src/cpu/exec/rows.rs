@@ -2,7 +2,7 @@
 //! rows, a block of columns of one row.
 
 use super::Ctx;
-use super::contract::{Needs, WorkerScratch};
+use super::contract::{Needs, QuantizeTask, WorkerScratch};
 use crate::batch::Input;
 use crate::cpu::memory::{CpuWeights, Vector};
 use crate::cpu::ops::{self, Mat, MatMut};
@@ -10,8 +10,17 @@ use crate::plan::{Activation, GluKind, Op, Plan, RouteSpec, ValueId, WeightId};
 use hanzo_gguf::Format;
 use std::ops::Range;
 
-/// Elements of an item worth a claim (about a microsecond of work).
-const GRAIN: usize = 4096;
+/// Elements of a block: worth a claim (about a microsecond of work), and what fits the first-level cache.
+pub(super) const GRAIN: usize = 4096;
+/// Blocks of an item at most: consecutive ones, which prefetchers follow.
+const BLOCKS: usize = 8;
+/// Items a thread where there are many blocks.
+const ITEMS_A_THREAD: usize = 8;
+
+/// Blocks of an item of `blocks` in all.
+pub(super) fn blocks_an_item(blocks: usize, threads: usize) -> usize {
+    (blocks / (threads * ITEMS_A_THREAD)).clamp(1, BLOCKS)
+}
 
 /// A row-wise op, bound to its weights.
 pub(super) struct RowTask {
@@ -20,6 +29,9 @@ pub(super) struct RowTask {
     over: ValueId,
     /// Columns may be split too.
     columns: bool,
+    /// Quantizes `over` on the way: its rows are in the worker's memory alone.
+    quantize: Option<QuantizeTask>,
+    threads: usize,
 }
 
 enum Kind {
@@ -47,7 +59,13 @@ enum Kind {
 
 impl RowTask {
     /// The task of a row-wise op; `None` if the op is not one. `vector` and `matrix` find bound weights.
-    pub(super) fn new(plan: &Plan, op: &Op, weights: &CpuWeights, needs: &mut Needs) -> Option<RowTask> {
+    pub(super) fn new(
+        plan: &Plan,
+        op: &Op,
+        weights: &CpuWeights,
+        threads: usize,
+        needs: &mut Needs,
+    ) -> Option<RowTask> {
         let vector = |w: WeightId| weights.vector(w.0 as usize);
         let opt = |w: &Option<WeightId>| w.map(vector);
         let (kind, over, columns) = match op.clone() {
@@ -88,10 +106,18 @@ impl RowTask {
             Op::MoeCombine { x, weights: w, out } => (Kind::Combine { x, weights: w, out }, out, false),
             _ => return None,
         };
-        Some(RowTask { kind, over, columns })
+        Some(RowTask { kind, over, columns, quantize: None, threads })
     }
 
-    /// `(rows an item, columns an item)` for a value of `rows x cols`.
+    /// The same, with the quantization of what it makes.
+    pub(super) fn quantizing(self, quantize: QuantizeTask, plan: &Plan, needs: &mut Needs) -> RowTask {
+        let cols = plan.val(self.over).cols;
+        needs.floats = needs.floats.max(GRAIN.max(cols));
+        debug_assert!(quantize.input() == self.over && cols.is_multiple_of(32));
+        RowTask { quantize: Some(quantize), ..self }
+    }
+
+    /// `(rows a block, columns a block)` for a value of `rows x cols`.
     fn split(&self, rows: usize, cols: usize) -> (usize, usize) {
         if self.columns && rows < 4 && cols >= GRAIN / 2 {
             return (1, GRAIN / 4);
@@ -102,22 +128,39 @@ impl RowTask {
     /// Items for the step's sizes.
     pub(super) fn items(&self, plan: &Plan, ctx_rows: impl Fn(ValueId) -> usize) -> usize {
         let (rows, cols) = (ctx_rows(self.over), plan.val(self.over).cols);
+        let blocks = self.blocks(rows, cols);
+        blocks.div_ceil(blocks_an_item(blocks, self.threads))
+    }
+
+    fn blocks(&self, rows: usize, cols: usize) -> usize {
         let (r, c) = self.split(rows, cols);
         rows.div_ceil(r) * cols.div_ceil(c)
     }
 
     /// Runs item `item`.
     pub(super) fn run(&self, ctx: &Ctx<'_>, item: usize, scratch: &mut WorkerScratch) {
+        let blocks = self.blocks(ctx.rows(self.over), ctx.cols(self.over));
+        let each = blocks_an_item(blocks, self.threads);
+        for block in item * each..((item + 1) * each).min(blocks) {
+            self.run_block(ctx, block, scratch);
+        }
+    }
+
+    fn run_block(&self, ctx: &Ctx<'_>, block: usize, scratch: &mut WorkerScratch) {
         let (rows, cols) = (ctx.rows(self.over), ctx.cols(self.over));
         let (r, c) = self.split(rows, cols);
         let across = cols.div_ceil(c);
-        let rows = item / across * r..((item / across + 1) * r).min(rows);
-        let cols = item % across * c..((item % across + 1) * c).min(cols);
+        let rows = block / across * r..((block / across + 1) * r).min(rows);
+        let cols = block % across * c..((block % across + 1) * c).min(cols);
         let isa = ctx.isa;
         let m = |v: ValueId| ctx.mat(v, rows.clone());
-        let o = |v: ValueId| ctx.mat_mut(v, rows.clone());
+        let made = self.quantize.as_ref().map(|_| scratch.floats().as_mut_ptr());
+        let own = |v: ValueId| made.filter(|_| v == self.over);
+        // SAFETY: `quantizing` has asked for a block's floats, and only this block uses them.
+        let mine = |p: *mut f32| unsafe { MatMut::from_raw(p, rows.len(), cols.len(), cols.len()) };
+        let o = |v: ValueId| own(v).map_or_else(|| ctx.mat_mut(v, rows.clone()), mine);
         let part = |v: ValueId| ctx.part(v, rows.clone(), cols.clone());
-        let part_mut = |v: ValueId| ctx.part_mut(v, rows.clone(), cols.clone());
+        let part_mut = |v: ValueId| own(v).map_or_else(|| ctx.part_mut(v, rows.clone(), cols.clone()), mine);
         match &self.kind {
             Kind::Embed { table, format, row_bytes, scale, out } => {
                 embed(ctx, *table, *format, *row_bytes, *scale, rows.clone(), o(*out));
@@ -186,6 +229,9 @@ impl RowTask {
                 let slots = ctx.mat(*x, rows.start * k..rows.end * k);
                 ops::moe::moe_combine(isa, slots, m(*weights), o(*out));
             }
+        }
+        if let (Some(quantize), Some(x)) = (&self.quantize, made) {
+            quantize.run_on(ctx, rows, cols, x);
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::Ctx;
 use super::contract::{Needs, WorkerScratch};
+use super::rows::{GRAIN, blocks_an_item};
 use crate::batch::Batch;
 use crate::cpu::memory::{CpuCache, CpuWeights, Vector};
 use crate::cpu::ops::kv::{self, CacheRows};
@@ -94,14 +95,12 @@ pub(super) fn cache_rows(plan: &Plan, cache: &CpuCache, slot: CacheSlot, d_v: us
     }
 }
 
-/// Elements of an item.
-const GRAIN: usize = 4096;
-
 /// `Rope`, `KvStore` or `QkNormRope`.
 pub(super) struct StoreTask {
     kind: Kind,
-    /// Tokens of an item.
+    /// Tokens of a block.
     block: usize,
+    threads: usize,
 }
 
 enum Kind {
@@ -135,6 +134,7 @@ impl StoreTask {
         op: &Op,
         weights: &CpuWeights,
         ropes: &RopeTables,
+        threads: usize,
         needs: &mut Needs,
     ) -> Option<StoreTask> {
         let vector = |w: &Option<crate::plan::WeightId>| w.map(|w| weights.vector(w.0 as usize));
@@ -164,7 +164,7 @@ impl StoreTask {
             }
             _ => return None,
         };
-        Some(StoreTask { kind, block: (GRAIN / cols.max(1)).max(1) })
+        Some(StoreTask { kind, block: (GRAIN / cols.max(1)).max(1), threads })
     }
 
     /// Halves of the fused op: q, and k with v.
@@ -172,13 +172,19 @@ impl StoreTask {
         if matches!(self.kind, Kind::QkNormRope { .. }) { 2 } else { 1 }
     }
 
+    /// Tokens of an item.
+    fn tokens(&self, sizes: &Sizes) -> usize {
+        self.block * blocks_an_item(sizes.n_tokens.div_ceil(self.block) * self.halves(), self.threads)
+    }
+
     pub(super) fn items(&self, sizes: &Sizes) -> usize {
-        sizes.n_tokens.div_ceil(self.block) * self.halves()
+        sizes.n_tokens.div_ceil(self.tokens(sizes)) * self.halves()
     }
 
     pub(super) fn run(&self, ctx: &Ctx<'_>, item: usize, scratch: &mut WorkerScratch) {
         let (block, half) = (item / self.halves(), item % self.halves());
-        let rows = block * self.block..((block + 1) * self.block).min(ctx.sizes.n_tokens);
+        let tokens = self.tokens(&ctx.sizes);
+        let rows = block * tokens..((block + 1) * tokens).min(ctx.sizes.n_tokens);
         let isa = ctx.isa;
         match &self.kind {
             Kind::Rope { x, heads, table, out } => {

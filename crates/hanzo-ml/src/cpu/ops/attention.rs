@@ -6,19 +6,21 @@
 //! the token's non-causal span, `lo = p + 1 - window`. FLOPs: `2 (d_k + d_v)` per visible (row, key); bytes: one key and
 //! one value row per key and block of up to [`BLOCK_ROWS`] rows.
 //!
-//! One form serves decode and prefill. A page's keys are transposed once into scratch, so that scores run over 32 keys
-//! in vector lanes with no horizontal sums; values are widened once; both products use one register tile. Every
-//! (token, head) row goes through the same pages, in the same order, with the same chains of additions, whatever rows
-//! share its block: any chunking of a prompt, and any split of heads or tokens over threads, gives the same bits. (One
-//! exception without consequence: a zero output may differ in sign.) With [`AttentionHeads::split`] keys are taken in
+//! One form serves decode and prefill. Keys come in groups of [`GROUP`], whole pages at positions that are multiples of it:
+//! one maximum, one rescale a group. A page's keys are transposed once into scratch, so that scores run over 32 keys
+//! in vector lanes with no horizontal sums; values are widened once; both products use one register tile, which leaves
+//! out keys that none of its rows sees. Every
+//! (token, head) row goes through the same groups, in the same order, with the same chains of additions, whatever rows
+//! share its block (a key that it does not see adds zero): any chunking of a prompt, and any split of heads or tokens over
+//! threads, gives the same bits. (One exception without consequence: a zero output may differ in sign.) With [`AttentionHeads::split`] keys are taken in
 //! splits of fixed size, each with its own (m, l, o), merged in index order; [`attention_partial`] and
 //! [`attention_merge`] do the same with the splits on different threads, to the same bits.
 //!
 //! Bound, u = 2^-24, against exact arithmetic on the stored rows, with n visible keys, S the largest |s_j - m|. A score is
 //! a chain of d_k products: off by at most E = (d_k + 2) u |scale| sum|q||k_j| (plus 12 u cap with a soft-cap). A weight's
 //! relative error is E for itself and E for the maximum, (S + 4) u for subtraction and exp; rescaling adds at most
-//! (S + 6 pages) u over all pages, and a merge 10 u a split. Sums of n terms add n u in numerator and denominator. So
-//! |error| <= (4 E + (4 S + 2 n + 12 pages + 20 splits + 40) u) sum_j w_j |v_j|.
+//! (S + 6 groups) u over all groups, and a merge 10 u a split. Sums of n terms add n u in numerator and denominator. So
+//! |error| <= (4 E + (4 S + 2 n + 12 groups + 20 splits + 40) u) sum_j w_j |v_j|.
 
 use super::attention_tile::{load_keys, load_values, padded, scores, tile_rows, weighted_values};
 use super::kv::CacheRows;
@@ -28,8 +30,15 @@ use super::view::{Mat, MatMut};
 use crate::cache::PAGE;
 use crate::cpu::isa::IsaLevel;
 
-/// Query rows (tokens times heads) that share one pass over the keys: a multiple of every tile size.
-pub const BLOCK_ROWS: usize = 48;
+/// Query rows (tokens times heads) that share one pass over the keys: a multiple of every tile size. A page is transposed
+/// and widened once a block, for about as much work as six rows' products.
+pub const BLOCK_ROWS: usize = 192;
+
+/// Rows of a full tile on the widest instruction set: blocks of other numbers of rows end with smaller, slower ones.
+pub const TILE: usize = 12;
+
+/// Keys between two rescales.
+pub const GROUP: usize = 2 * PAGE;
 
 /// What is the same for all tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -88,22 +97,27 @@ impl AttentionInput<'_> {
 
 /// Floats of scratch that [`attention`] and [`attention_partial`] need.
 pub const fn attention_scratch(d_k: usize, d_v: usize) -> usize {
-    BLOCK_ROWS * d_k + page_floats(d_k, d_v) + BLOCK_ROWS * PAGE + 2 * BLOCK_ROWS * padded(d_v)
+    BLOCK_ROWS * panels(d_k) + group_floats(d_k, d_v) + BLOCK_ROWS * GROUP + 2 * BLOCK_ROWS * padded(d_v)
 }
 
-/// Floats of a page's transposed keys, or of its widened values: they are never needed at the same time, and in one
-/// buffer they stay in the first-level cache next to the page that is being fetched.
-const fn page_floats(d_k: usize, d_v: usize) -> usize {
-    if d_k > padded(d_v) { PAGE * d_k } else { PAGE * padded(d_v) }
+/// Floats of a query row in panels.
+const fn panels(d_k: usize) -> usize {
+    d_k.next_multiple_of(PAGE)
+}
+
+/// Floats of a group's transposed keys, or of its widened values: they are never needed at the same time, and in one
+/// buffer they stay in the first-level cache.
+const fn group_floats(d_k: usize, d_v: usize) -> usize {
+    if d_k > padded(d_v) { GROUP * d_k } else { GROUP * padded(d_v) }
 }
 
 /// A block's scratch, cut up.
 struct Scratch {
-    /// Panels `[d_k][rows of tile]`.
+    /// A tile's panels `[d_k / PAGE][rows of tile][PAGE]`, then the next tile's.
     q: *mut f32,
-    /// Keys `[d_k][PAGE]`, then values `[PAGE][stride]`.
-    page: *mut f32,
-    /// `[BLOCK_ROWS][PAGE]`.
+    /// Keys `[page][d_k][PAGE]`, then values `[GROUP][stride]`.
+    keys: *mut f32,
+    /// A tile's panels `[page][rows of tile][PAGE]`, then the next tile's.
     p: *mut f32,
     /// `[BLOCK_ROWS][stride]`: this split's unnormalised output.
     o: *mut f32,
@@ -119,11 +133,11 @@ impl Scratch {
         let q = buffer.as_mut_ptr();
         // SAFETY: the parts add up to `attention_scratch`.
         unsafe {
-            let page = q.add(BLOCK_ROWS * d_k);
-            let p = page.add(page_floats(d_k, d_v));
-            let o = p.add(BLOCK_ROWS * PAGE);
+            let keys = q.add(BLOCK_ROWS * panels(d_k));
+            let p = keys.add(group_floats(d_k, d_v));
+            let o = p.add(BLOCK_ROWS * GROUP);
             let total = o.add(BLOCK_ROWS * stride);
-            Scratch { q, page, p, o, total, stride }
+            Scratch { q, keys, p, o, total, stride }
         }
     }
 }
@@ -162,96 +176,244 @@ struct Block {
     rows: usize,
     lo: [usize; BLOCK_ROWS],
     hi: [usize; BLOCK_ROWS],
+    /// The keys that any row sees, and those that all see.
+    any: (usize, usize),
+    all: (usize, usize),
 }
 
 impl Block {
     #[inline(always)]
     fn new(heads: &AttentionHeads, input: &AttentionInput<'_>, first: usize, rows: usize) -> Block {
-        let mut block = Block { first, rows, lo: [0; BLOCK_ROWS], hi: [0; BLOCK_ROWS] };
+        let (lo, hi) = ([0; BLOCK_ROWS], [0; BLOCK_ROWS]);
+        let mut block = Block { first, rows, lo, hi, any: (usize::MAX, 0), all: (0, usize::MAX) };
+        let (mut t, mut head) = (first / heads.group, first % heads.group);
+        let mut seen = input.visible(heads, t);
         for r in 0..rows {
-            (block.lo[r], block.hi[r]) = input.visible(heads, (first + r) / heads.group);
+            if head == heads.group {
+                (t, head) = (t + 1, 0);
+                seen = input.visible(heads, t);
+            }
+            head += 1;
+            (block.lo[r], block.hi[r]) = seen;
+            block.any = (block.any.0.min(seen.0), block.any.1.max(seen.1));
+            block.all = (block.all.0.max(seen.0), block.all.1.min(seen.1));
         }
         block
     }
 
-    /// The keys that any row sees.
+    /// The keys of a group that row `r` sees, counted from its first, if any.
     #[inline(always)]
-    fn span(&self) -> (usize, usize) {
-        let lo = self.lo[..self.rows].iter().copied().min().unwrap_or(0);
-        (lo, self.hi[..self.rows].iter().copied().max().unwrap_or(0))
+    fn seen(&self, r: usize, keys: &Keys) -> Option<(usize, usize)> {
+        let (lo, hi) = (self.lo[r], self.hi[r]);
+        (lo < keys.to && hi > keys.from).then(|| (lo.max(keys.from) - keys.base, hi.min(keys.to) - keys.base))
+    }
+
+    /// The same for any of `rows`.
+    #[inline(always)]
+    fn seen_by_any(&self, rows: core::ops::Range<usize>, keys: &Keys) -> Option<(usize, usize)> {
+        if self.all.0 <= keys.from && keys.to <= self.all.1 {
+            return Some((keys.from - keys.base, keys.to - keys.base));
+        }
+        let union = |a: Option<(usize, usize)>, b: (usize, usize)| Some(a.map_or(b, |a| (a.0.min(b.0), a.1.max(b.1))));
+        rows.filter_map(|r| self.seen(r, keys)).fold(None, union).filter(|(from, to)| from < to)
     }
 }
 
-/// Copies the block's queries into panels `[d_k][rows of tile]`, in which a tile's broadcasts are contiguous.
+/// A group of keys, or what a split has of it.
+struct Keys {
+    /// A multiple of [`GROUP`].
+    base: usize,
+    from: usize,
+    to: usize,
+}
+
+/// Copies the block's queries into their tiles' panels.
 ///
 /// # Safety
 /// The scratch is that of [`Scratch::new`]; shapes are checked.
 #[inline(always)]
-unsafe fn pack_queries<S: Simd>(input: &AttentionInput<'_>, group: usize, block: &Block, scratch: &Scratch) {
+unsafe fn pack_queries<S: Simd>(s: S, input: &AttentionInput<'_>, group: usize, block: &Block, scratch: &Scratch) {
     let d = input.k.dim();
+    let (mut t, mut head) = (block.first / group, block.first % group);
     let mut row = 0;
     while row < block.rows {
         let n = tile_rows::<S>(block.rows - row);
         for r in 0..n {
-            let at = block.first + row + r;
-            // SAFETY: the row exists and has d_k elements from its head's first column.
+            if head == group {
+                (t, head) = (t + 1, 0);
+            }
+            // SAFETY: the row exists and has d_k elements from its head's first column; so have the tile's panels.
             unsafe {
-                let src = input.q.row_ptr(at / group).add(at % group * d);
-                let dst = scratch.q.add(row * d + r);
-                for e in 0..d {
-                    *dst.add(e * n) = *src.add(e);
+                let src = input.q.row_ptr(t).add(head * d);
+                let dst = scratch.q.add(row * panels(d) + r * PAGE);
+                for e in (0..d).step_by(PAGE) {
+                    copy(s, src.add(e), dst.add(e * n), PAGE.min(d - e));
                 }
             }
+            head += 1;
         }
         row += n;
     }
 }
 
-/// The scores of one row in place: scale, soft-cap, mask; then the new maximum, the weights and their sum.
+/// # Safety
+/// `x` is readable and `out` writable for `n` floats.
+#[inline(always)]
+unsafe fn copy<S: Simd>(s: S, x: *const f32, out: *mut f32, n: usize) {
+    let whole = n - n % S::LANES;
+    // SAFETY: indices stay below `n`.
+    unsafe {
+        for i in (0..whole).step_by(S::LANES) {
+            s.store(out.add(i), s.load(x.add(i)));
+        }
+        for i in whole..n {
+            *out.add(i) = *x.add(i);
+        }
+    }
+}
+
+/// The scores of one row in place: scale, soft-cap, mask. Returns the largest.
 ///
-/// Returns (old maximum minus new, sum of the weights). Key `j` of the page is visible if `from <= j < to`.
+/// Key `j` of the `PAGES` pages, whose scores are `step` floats apart, is visible if `from <= j < to`.
 ///
 /// # Safety
-/// `p` is readable and writable for [`PAGE`] floats.
+/// `p` is readable and writable for [`PAGE`] floats a page.
 #[inline(always)]
-unsafe fn soften<S: Simd>(
+unsafe fn mask<S: Simd, const PAGES: usize>(
+    s: S,
+    heads: &AttentionHeads,
+    (p, step): (*mut f32, usize),
+    (from, to): (usize, usize),
+) -> f32 {
+    let scale = s.splat(heads.scale);
+    let none = s.splat(f32::NEG_INFINITY);
+    let mut top = none;
+    for page in 0..PAGES {
+        for i in (0..PAGE).step_by(S::LANES) {
+            // SAFETY: i < PAGE.
+            unsafe {
+                let p = p.add(page * step + i);
+                let mut v = s.mul(scale, s.load(p));
+                if let Some(cap) = heads.softcap {
+                    v = s.mul(s.splat(cap), math::tanh(s, s.div(v, s.splat(cap))));
+                }
+                if from > 0 || to < PAGES * PAGE {
+                    let j = s.add(s.iota(), s.splat((page * PAGE + i) as f32));
+                    v = s.select_lt(j, s.splat(from as f32), none, s.select_lt(j, s.splat(to as f32), v, none));
+                }
+                s.store(p, v);
+                top = s.max(top, v);
+            }
+        }
+    }
+    s.reduce_max(top)
+}
+
+/// A row's masked scores minus `by` become weights. Returns their sum.
+///
+/// # Safety
+/// As [`mask`].
+#[inline(always)]
+unsafe fn exponentiate<S: Simd, const PAGES: usize>(s: S, (p, step): (*mut f32, usize), by: f32) -> f32 {
+    let by = s.splat(by);
+    let mut sum = s.splat(0.0);
+    for page in 0..PAGES {
+        for i in (0..PAGE).step_by(S::LANES) {
+            // SAFETY: i < PAGE.
+            unsafe {
+                let p = p.add(page * step + i);
+                let w = math::exp(s, s.sub(s.load(p), by));
+                s.store(p, w);
+                sum = s.add(sum, w);
+            }
+        }
+    }
+    s.reduce_add(sum)
+}
+
+/// The scores of a tile of `rows` rows become weights: [`mask`], the new maximum, [`exponentiate`], each for all rows before
+/// the next, since a row's are a chain. Row `r` of the tile sees `seen(r)`, if anything, of the pages' keys, and has its
+/// maximum, rescale (as a logarithm) and sum at `r`; those of a row that sees nothing stay.
+///
+/// # Safety
+/// `p` is readable and writable for `rows` rows of [`PAGE`] floats, `PAGES` times.
+#[inline(always)]
+unsafe fn soften<S: Simd, const PAGES: usize>(
     s: S,
     heads: &AttentionHeads,
     p: *mut f32,
-    from: usize,
-    to: usize,
-    m: &mut f32,
-) -> (f32, f32) {
-    let scale = s.splat(heads.scale);
-    let mut x = [s.splat(f32::NEG_INFINITY); 4];
-    let n = PAGE / S::LANES;
-    let mut top = x[0];
-    for (i, x) in x.iter_mut().enumerate().take(n) {
-        // SAFETY: i * LANES < PAGE.
-        let mut v = s.mul(scale, unsafe { s.load(p.add(i * S::LANES)) });
-        if let Some(cap) = heads.softcap {
-            v = s.mul(s.splat(cap), math::tanh(s, s.div(v, s.splat(cap))));
+    rows: usize,
+    seen: impl Fn(usize) -> Option<(usize, usize)>,
+    (m, alpha, sums): (&mut [f32], &mut [f32], &mut [f32]),
+) {
+    let step = rows * PAGE;
+    let mut top = [f32::NEG_INFINITY; TILE];
+    for (r, top) in top.iter_mut().enumerate().take(rows) {
+        // SAFETY: the caller's.
+        unsafe {
+            let p = p.add(r * PAGE);
+            match seen(r) {
+                Some(range) => *top = mask::<S, PAGES>(s, heads, (p, step), range),
+                // Below any maximum: weights of zero.
+                None => (0..PAGES).for_each(|page| {
+                    for i in (0..PAGE).step_by(S::LANES) {
+                        s.store(p.add(page * step + i), s.splat(f32::NEG_INFINITY));
+                    }
+                }),
+            }
         }
-        if from > 0 || to < PAGE {
-            let none = s.splat(f32::NEG_INFINITY);
-            let j = s.add(s.iota(), s.splat((i * S::LANES) as f32));
-            v = s.select_lt(j, s.splat(from as f32), none, s.select_lt(j, s.splat(to as f32), v, none));
+    }
+    for r in 0..rows {
+        let new = m[r].max(top[r]);
+        if seen(r).is_some() {
+            alpha[r] = m[r] - shift(new);
         }
-        *x = v;
-        top = s.max(top, v);
+        m[r] = new;
     }
-    let old = *m;
-    let new = old.max(s.reduce_max(top));
-    *m = new;
-    let by = s.splat(shift(new));
-    let mut sum = s.splat(0.0);
-    for (i, x) in x.iter().enumerate().take(n) {
-        let w = math::exp(s, s.sub(*x, by));
-        // SAFETY: i * LANES < PAGE.
-        unsafe { s.store(p.add(i * S::LANES), w) };
-        sum = s.add(sum, w);
+    for r in 0..rows {
+        // SAFETY: the caller's.
+        sums[r] = unsafe { exponentiate::<S, PAGES>(s, (p.add(r * PAGE), step), shift(m[r])) };
     }
-    (old - shift(new), s.reduce_add(sum))
+}
+
+/// The weights of a tile, rows `row..row + n` of the block, for the keys `seen` of a group: those that any of them sees.
+/// The results of [`soften`] go to `alpha` and `sums`; rows that see nothing keep theirs.
+///
+/// # Safety
+/// The scratch is that of [`Scratch::new`], its queries packed and its keys those of the group; `n` is a result of
+/// [`tile_rows`].
+#[inline(always)]
+unsafe fn weigh<S: Simd>(
+    s: S,
+    heads: &AttentionHeads,
+    (block, scratch, d): (&Block, &Scratch, usize),
+    (row, n): (usize, usize),
+    (keys, seen): (&Keys, (usize, usize)),
+    state: &mut Softmax,
+    (alpha, sums): (&mut [f32; BLOCK_ROWS], &mut [f32; BLOCK_ROWS]),
+) {
+    let pages = (seen.0 / PAGE, seen.1.div_ceil(PAGE));
+    let step = n * PAGE;
+    // SAFETY: the panels of a tile begin at its first row's share of q and p.
+    unsafe {
+        let p = scratch.p.add(row * GROUP);
+        for page in pages.0..pages.1 {
+            let at = page * PAGE;
+            let range = (seen.0.saturating_sub(at), (seen.1 - at).min(PAGE));
+            let (q, kt) = (scratch.q.add(row * panels(d)), scratch.keys.add(at * d));
+            scores(s, n, q, kt, d, p.add(page * step), range);
+        }
+        let p = p.add(pages.0 * step);
+        let first = pages.0 * PAGE;
+        let within = |(from, to): (usize, usize)| (from.saturating_sub(first), to.saturating_sub(first));
+        let seen = |r: usize| block.seen(row + r, keys).map(within);
+        let at = row..row + n;
+        let rows = (&mut state.m[at.clone()], &mut alpha[at.clone()], &mut sums[at]);
+        match pages.1 - pages.0 {
+            1 => soften::<S, 1>(s, heads, p, n, seen, rows),
+            _ => soften::<S, 2>(s, heads, p, n, seen, rows),
+        }
+    }
 }
 
 /// Adds the keys `keys.0..keys.1` of the sequence to every row's (m, l, o).
@@ -269,57 +431,58 @@ unsafe fn accumulate<S: Simd>(
     state: &mut Softmax,
 ) {
     let d = input.k.dim();
-    let (lo, hi) = block.span();
-    let (lo, hi) = (lo.max(keys.0), hi.min(keys.1));
+    let (lo, hi) = (block.any.0.max(keys.0), block.any.1.min(keys.1));
     if lo >= hi {
         return;
     }
-    for number in lo / PAGE..hi.div_ceil(PAGE) {
-        let base = number * PAGE;
-        let at = number - input.first_page as usize;
-        let page = input.pages[at];
-        let next = if base + PAGE < hi { input.pages[at + 1] } else { page };
-        let used = (lo.saturating_sub(base), (hi - base).min(PAGE));
+    for number in lo / GROUP..hi.div_ceil(GROUP) {
+        let base = number * GROUP;
+        // A split may begin or end within a group.
+        let group = Keys { base, from: base.max(keys.0), to: keys.1.min(base + GROUP) };
+        let used = (hi - base).min(GROUP);
+        let pages = lo.saturating_sub(base) / PAGE..used.div_ceil(PAGE);
+        // A page of the group and the one after it.
+        let page = |i: usize| {
+            let at = base / PAGE + i - input.first_page as usize;
+            let page = input.pages[at];
+            (page, if base + (i + 1) * PAGE < hi { input.pages[at + 1] } else { page })
+        };
+        let mut alpha = [0.0f32; BLOCK_ROWS];
+        let mut sums = [0.0f32; BLOCK_ROWS];
         // SAFETY: `page_ptr` checks the page; the scratch parts have the sizes that the callees name.
         unsafe {
-            let (kp, kn) = (input.k.page_ptr(page, input.head), input.k.page_ptr(next, input.head));
-            load_keys(s, &input.k, kp, kn, scratch.page);
-            let mut alpha = [0.0f32; BLOCK_ROWS];
-            let mut sums = [0.0f32; BLOCK_ROWS];
+            for i in pages.clone() {
+                let (page, next) = page(i);
+                let (kp, kn) = (input.k.page_ptr(page, input.head), input.k.page_ptr(next, input.head));
+                load_keys(s, &input.k, kp, kn, scratch.keys.add(i * PAGE * d));
+            }
             let mut row = 0;
             while row < block.rows {
                 let n = tile_rows::<S>(block.rows - row);
-                let p = scratch.p.add(row * PAGE);
-                let seen = |r: usize| block.lo[r] < base + PAGE && block.hi[r] > base;
-                if (row..row + n).any(seen) {
-                    scores(s, n, scratch.q.add(row * d), scratch.page, d, p);
-                    for r in 0..n {
-                        let (at, p) = (row + r, p.add(r * PAGE));
-                        if seen(at) {
-                            let from = block.lo[at].saturating_sub(base);
-                            let to = (block.hi[at] - base).min(PAGE);
-                            (alpha[at], sums[at]) = soften(s, heads, p, from, to, &mut state.m[at]);
-                        } else {
-                            core::ptr::write_bytes(p, 0, PAGE);
-                        }
-                    }
+                if let Some(seen) = block.seen_by_any(row..row + n, &group) {
+                    let to = (&mut alpha, &mut sums);
+                    weigh(s, heads, (block, scratch, d), (row, n), (&group, seen), state, to);
                 }
                 row += n;
             }
-            // Rows that see nothing of this page keep alpha = e^0 and add a sum of zero.
-            math::map_row(s, Exp, alpha.as_ptr(), alpha.as_mut_ptr(), BLOCK_ROWS);
+            // Rows that see nothing of this group keep alpha = e^0 and add a sum of zero.
+            math::map_row(s, Exp, alpha.as_ptr(), alpha.as_mut_ptr(), block.rows);
             for r in 0..block.rows {
                 state.l[r] = state.l[r] * alpha[r] + sums[r];
             }
-            let (vp, vn) = (input.v.page_ptr(page, input.head), input.v.page_ptr(next, input.head));
-            load_values(s, &input.v, vp, vn, used.1, scratch.page, scratch.stride);
+            for i in pages {
+                let (page, next) = page(i);
+                let (vp, vn) = (input.v.page_ptr(page, input.head), input.v.page_ptr(next, input.head));
+                let v = scratch.keys.add(i * PAGE * scratch.stride);
+                load_values(s, &input.v, vp, vn, (used - i * PAGE).min(PAGE), v, scratch.stride);
+            }
             let mut row = 0;
             while row < block.rows {
                 let n = tile_rows::<S>(block.rows - row);
-                if (row..row + n).any(|r| block.lo[r] < base + PAGE && block.hi[r] > base) {
+                if let Some(seen) = block.seen_by_any(row..row + n, &group) {
                     let o = scratch.o.add(row * scratch.stride);
-                    let p = scratch.p.add(row * PAGE);
-                    weighted_values(s, n, p, scratch.page, used, o, scratch.stride, alpha.as_ptr().add(row));
+                    let (p, alpha) = (scratch.p.add(row * GROUP), alpha.as_ptr().add(row));
+                    weighted_values(s, n, p, scratch.keys, seen, o, scratch.stride, alpha);
                 }
                 row += n;
             }
@@ -392,15 +555,17 @@ impl Kernel for Whole<'_> {
         let (n, d_v) = (input.positions.len() * heads.group, input.v.dim());
         for first in (0..n).step_by(BLOCK_ROWS) {
             let block = Block::new(heads, input, first, BLOCK_ROWS.min(n - first));
-            let (lo, hi) = block.span();
+            let (lo, hi) = block.any;
             let split = heads.split.unwrap_or(hi.next_multiple_of(PAGE).max(PAGE));
             let splits = lo / split..hi.div_ceil(split);
             let merge = splits.len() > 1;
             let mut whole = Softmax::empty();
             // SAFETY: shapes are checked by `attention`; the scratch parts have their sizes.
             unsafe {
-                pack_queries::<S>(input, heads.group, &block, &scratch);
-                core::ptr::write_bytes(scratch.total, 0, block.rows * scratch.stride);
+                pack_queries(s, input, heads.group, &block, &scratch);
+                if merge {
+                    core::ptr::write_bytes(scratch.total, 0, block.rows * scratch.stride);
+                }
                 for i in splits {
                     let mut state = Softmax::empty();
                     core::ptr::write_bytes(scratch.o, 0, block.rows * scratch.stride);
@@ -465,7 +630,7 @@ impl Kernel for Partial<'_> {
             let mut state = Softmax::empty();
             // SAFETY: shapes are checked by `attention_partial`; the scratch parts have their sizes.
             unsafe {
-                pack_queries::<S>(input, heads.group, &block, &scratch);
+                pack_queries(s, input, heads.group, &block, &scratch);
                 core::ptr::write_bytes(scratch.o, 0, block.rows * scratch.stride);
                 accumulate(s, heads, input, &block, keys, &scratch, &mut state);
                 for r in 0..block.rows {

@@ -6,12 +6,15 @@
 //! order whatever shares its block, so any chunking gives the same bits. Bound: u = 2^-24 of the result for its rounding;
 //! the f64 part is below (d_k + 2 n) 2^-52 sum_j w_j |v_j|. FLOPs and bytes: as `attention`.
 
-use super::attention::{AttentionHeads, AttentionInput, BLOCK_ROWS, attention_scratch};
+use super::attention::{AttentionHeads, AttentionInput, attention_scratch};
 use super::attention_tile::{load_keys, load_values, padded};
 use super::simd::{Kernel, Simd};
 use super::view::MatMut;
 use crate::cache::PAGE;
 use crate::cpu::isa::IsaLevel;
+
+/// Query rows that share a page.
+const BLOCK_ROWS: usize = 48;
 
 struct Exact<'a> {
     heads: &'a AttentionHeads,

@@ -1,7 +1,8 @@
 //! The inner loops of attention: a page of keys transposed, a page of values widened, and one register tile.
 //!
 //! Both products of attention are `C[rows, keys or columns] += A[rows, k] B[k, ..]` with A broadcast and B in vectors,
-//! so one tile serves both. Each element of C is one chain of additions in the order of k, whatever the number of
+//! so one tile serves both. A lies in panels `[k / 32][rows][32]`, for queries and weights alike: rows are copied to it
+//! as vectors, and a tile's broadcasts have constant offsets. Each element of C is one chain of additions in the order of k, whatever the number of
 //! rows in the tile: that is what makes a query's result independent of its neighbours. Masks and softmax are not here.
 
 use super::kv::{Bf16Rows, CacheRows, F16Rows, F32Rows, Q4Rows, Q8Rows, RowFormat};
@@ -167,6 +168,72 @@ pub(crate) struct Broadcast {
     pub col: usize,
 }
 
+/// A tile's accumulators: `R` rows of `V` vectors.
+type Acc<S, const R: usize, const V: usize> = [[<S as Simd>::F; V]; R];
+
+/// What a tile starts from: zero, or `c[r][..] * rescale[r]`.
+///
+/// # Safety
+/// `c` covers `R` rows of `V` vectors, `rescale` `R` floats.
+#[inline(always)]
+unsafe fn start<S: Simd, const R: usize, const V: usize>(
+    s: S,
+    c: (*mut f32, usize),
+    rescale: Option<*const f32>,
+) -> Acc<S, R, V> {
+    let mut acc = [[s.splat(0.0); V]; R];
+    if let Some(alpha) = rescale {
+        for (r, acc) in acc.iter_mut().enumerate() {
+            for (i, x) in acc.iter_mut().enumerate() {
+                // SAFETY: the caller's.
+                *x = unsafe { s.mul(s.splat(*alpha.add(r)), s.load(c.0.add(r * c.1 + i * S::LANES))) };
+            }
+        }
+    }
+    acc
+}
+
+/// `acc[r] += sum over k in 0..n of a[r][k] * b[k][..V LANES]`.
+///
+/// # Safety
+/// `a` covers `R` rows and `n` columns, `b` `n` rows of `V` vectors.
+#[inline(always)]
+unsafe fn add_products<S: Simd, const R: usize, const V: usize>(
+    s: S,
+    acc: &mut Acc<S, R, V>,
+    a: Broadcast,
+    b: (*const f32, usize),
+    n: usize,
+) {
+    for k in 0..n {
+        // SAFETY: the caller's.
+        unsafe {
+            let mut row = [s.splat(0.0); V];
+            for (i, x) in row.iter_mut().enumerate() {
+                *x = s.load(b.0.add(k * b.1 + i * S::LANES));
+            }
+            for (r, acc) in acc.iter_mut().enumerate() {
+                let x = s.splat(*a.ptr.add(r * a.row + k * a.col));
+                for (acc, b) in acc.iter_mut().zip(row) {
+                    *acc = s.fma(x, b, *acc);
+                }
+            }
+        }
+    }
+}
+
+/// # Safety
+/// `c` is writable for `R` rows of `V` vectors.
+#[inline(always)]
+unsafe fn finish<S: Simd, const R: usize, const V: usize>(s: S, acc: &Acc<S, R, V>, c: (*mut f32, usize)) {
+    for (r, acc) in acc.iter().enumerate() {
+        for (i, x) in acc.iter().enumerate() {
+            // SAFETY: the caller's.
+            unsafe { s.store(c.0.add(r * c.1 + i * S::LANES), *x) };
+        }
+    }
+}
+
 /// `c[r][..2 LANES] = init + sum over k in from..to of a[r][k] * b[k][..2 LANES]`, init being zero or
 /// `c[r][..] * rescale[r]`.
 ///
@@ -181,64 +248,95 @@ pub(crate) unsafe fn tile<S: Simd, const R: usize>(
     c: (*mut f32, usize),
     rescale: Option<*const f32>,
 ) {
-    let mut acc = [[s.splat(0.0); 2]; R];
-    // SAFETY: indices as promised by the caller.
+    // SAFETY: the caller's.
     unsafe {
-        if let Some(alpha) = rescale {
-            for (r, acc) in acc.iter_mut().enumerate() {
-                let f = s.splat(*alpha.add(r));
-                let p = c.0.add(r * c.1);
-                *acc = [s.mul(f, s.load(p)), s.mul(f, s.load(p.add(S::LANES)))];
-            }
-        }
-        for k in from..to {
-            let p = b.0.add(k * b.1);
-            let (b0, b1) = (s.load(p), s.load(p.add(S::LANES)));
-            for (r, acc) in acc.iter_mut().enumerate() {
-                let x = s.splat(*a.ptr.add(r * a.row + k * a.col));
-                acc[0] = s.fma(x, b0, acc[0]);
-                acc[1] = s.fma(x, b1, acc[1]);
-            }
-        }
-        for (r, acc) in acc.iter().enumerate() {
-            let p = c.0.add(r * c.1);
-            s.store(p, acc[0]);
-            s.store(p.add(S::LANES), acc[1]);
-        }
+        let mut acc = start::<S, R, 2>(s, c, rescale);
+        let a = Broadcast { ptr: a.ptr.add(from * a.col), ..a };
+        add_products(s, &mut acc, a, (b.0.add(from * b.1), b.1), to.saturating_sub(from));
+        finish(s, &acc, c);
     }
 }
 
-/// Scores of a tile of `rows` queries against a page: `c[r][PAGE]` from the panel `q[d][rows]` and `kt[d][PAGE]`.
+/// As [`tile`], `V` vectors wide, with A in panels `[k / PAGE][R][PAGE]`.
 ///
 /// # Safety
-/// `rows` is a result of [`tile_rows`]; the arrays have the sizes named.
+/// As [`tile`].
 #[inline(always)]
-pub(crate) unsafe fn scores<S: Simd>(s: S, rows: usize, q: *const f32, kt: *const f32, d: usize, c: *mut f32) {
+unsafe fn panel_tile<S: Simd, const R: usize, const V: usize>(
+    s: S,
+    a: *const f32,
+    b: (*const f32, usize),
+    (from, to): (usize, usize),
+    c: (*mut f32, usize),
+    rescale: Option<*const f32>,
+) {
+    // SAFETY: the caller's; a panel's columns end at `end`.
+    unsafe {
+        let mut acc = start::<S, R, V>(s, c, rescale);
+        let mut k = from;
+        while k < to {
+            let end = to.min((k / PAGE + 1) * PAGE);
+            let a = Broadcast { ptr: a.add(k / PAGE * (R * PAGE) + k % PAGE), row: PAGE, col: 1 };
+            add_products(s, &mut acc, a, (b.0.add(k * b.1), b.1), end - k);
+            k = end;
+        }
+        finish(s, &acc, c);
+    }
+}
+
+/// Expands `$size!(rows)` for the size of a tile, a result of [`tile_rows`].
+macro_rules! for_tile_rows {
+    ($rows:expr, $size:ident) => {
+        match $rows {
+            12 if S::TILE_ROWS >= 12 => $size!(12),
+            8 if S::TILE_ROWS >= 8 => $size!(8),
+            6 if S::TILE_ROWS >= 6 => $size!(6),
+            4 => $size!(4),
+            3 => $size!(3),
+            2 => $size!(2),
+            _ => $size!(1),
+        }
+    };
+}
+
+/// Scores of a tile of `rows` queries against the keys `from..to` of a page and some beside them: `c[r][PAGE]` from the
+/// panels `q` and `kt[d][PAGE]`. What is beside them may also stay as it was.
+///
+/// # Safety
+/// `rows` is a result of [`tile_rows`]; the arrays have the sizes named, and `from < to <= PAGE`.
+#[inline(always)]
+pub(crate) unsafe fn scores<S: Simd>(
+    s: S,
+    rows: usize,
+    q: *const f32,
+    kt: *const f32,
+    d: usize,
+    c: *mut f32,
+    (from, to): (usize, usize),
+) {
     macro_rules! size {
         ($r:literal) => {{
-            let a = Broadcast { ptr: q, row: 1, col: $r };
-            for key in (0..PAGE).step_by(2 * S::LANES) {
-                // SAFETY: the caller's.
-                unsafe { tile::<S, $r>(s, a, (kt.add(key), PAGE), (0, d), (c.add(key), PAGE), None) };
+            let mut key = from - from % S::LANES;
+            // SAFETY: the caller's; LANES divides PAGE.
+            unsafe {
+                while key + S::LANES < to {
+                    panel_tile::<S, $r, 2>(s, q, (kt.add(key), PAGE), (0, d), (c.add(key), PAGE), None);
+                    key += 2 * S::LANES;
+                }
+                if key < to {
+                    panel_tile::<S, $r, 1>(s, q, (kt.add(key), PAGE), (0, d), (c.add(key), PAGE), None);
+                }
             }
         }};
     }
-    match rows {
-        12 if S::TILE_ROWS >= 12 => size!(12),
-        8 if S::TILE_ROWS >= 8 => size!(8),
-        6 if S::TILE_ROWS >= 6 => size!(6),
-        4 => size!(4),
-        3 => size!(3),
-        2 => size!(2),
-        _ => size!(1),
-    }
+    for_tile_rows!(rows, size)
 }
 
 /// `o[r][..stride] = o[r] * alpha[r] + sum over keys in range of p[r][key] * v[key]` for a tile of `rows` rows.
 ///
 /// # Safety
-/// `rows` is a result of [`tile_rows`]; `p` is `[rows][PAGE]`, `v` `[PAGE][stride]`, `o` `[rows][stride]`, `alpha`
-/// `[rows]`; `stride` is a result of [`padded`].
+/// `rows` is a result of [`tile_rows`]; `p` are panels of the range's keys, `v` is `[keys][stride]`, `o` `[rows][stride]`,
+/// `alpha` `[rows]`; `stride` is a result of [`padded`].
 #[inline(always)]
 pub(crate) unsafe fn weighted_values<S: Simd>(
     s: S,
@@ -252,20 +350,11 @@ pub(crate) unsafe fn weighted_values<S: Simd>(
 ) {
     macro_rules! size {
         ($r:literal) => {{
-            let a = Broadcast { ptr: p, row: PAGE, col: 1 };
             for e in (0..stride).step_by(2 * S::LANES) {
                 // SAFETY: the caller's.
-                unsafe { tile::<S, $r>(s, a, (v.add(e), stride), range, (o.add(e), stride), Some(alpha)) };
+                unsafe { panel_tile::<S, $r, 2>(s, p, (v.add(e), stride), range, (o.add(e), stride), Some(alpha)) };
             }
         }};
     }
-    match rows {
-        12 if S::TILE_ROWS >= 12 => size!(12),
-        8 if S::TILE_ROWS >= 8 => size!(8),
-        6 if S::TILE_ROWS >= 6 => size!(6),
-        4 => size!(4),
-        3 => size!(3),
-        2 => size!(2),
-        _ => size!(1),
-    }
+    for_tile_rows!(rows, size)
 }
