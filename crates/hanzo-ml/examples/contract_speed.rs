@@ -8,8 +8,11 @@
 use std::hint::black_box;
 
 use hanzo_gguf::Format;
-use hanzo_ml::cpu::contract::{ActBuf, ActKind, Contraction, Input, Job, Scratch, Tokens, Weights, kernel, quantizer};
+use hanzo_ml::cpu::contract::{
+    ActBuf, ActKind, Contraction, Input, Job, Scratch, Tokens, Weights, kernel, quantizer, rounds_to_bf16,
+};
 use hanzo_ml::cpu::isa::IsaLevel;
+use hanzo_ml::cpu::memory::Buffer;
 use hanzo_ml::oracle::random::{Rng, block};
 
 const WORKING_SET: usize = 256 << 20;
@@ -56,7 +59,9 @@ fn main() {
         arg(2, "3072x1024").split_once('x').map(|(r, k)| (r.parse().unwrap(), k.parse().unwrap())).unwrap();
     let tokens: usize = arg(3, "512").parse().expect("a number of tokens");
 
-    let mut memory = vec![0u8; WORKING_SET];
+    // Aligned, as a model's weights and activations are.
+    let mut weights = Buffer::new(WORKING_SET).expect("memory");
+    let memory = weights.bytes_mut();
     let mut seed = 1u64;
     for word in memory.chunks_exact_mut(8) {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -77,12 +82,16 @@ fn main() {
         "| format | bits | matvec GB/s | in cache | Gop/s | 4 tokens | GEMM Gop/s |\n|---|---|---|---|---|---|---|"
     );
 
-    let x: Vec<f32> = (0..tokens * k).map(|i| ((i * 37 % 101) as f32 - 50.0) / 17.0).collect();
+    let mut x = Buffer::new(4 * tokens * k).expect("memory");
+    for (i, word) in x.bytes_mut().chunks_exact_mut(4).enumerate() {
+        word.copy_from_slice(&(((i * 37 % 101) as f32 - 50.0) / 17.0).to_ne_bytes());
+    }
+    let x = x.ptr().cast_const().cast::<f32>();
     let mut acts_memory = ActBuf::new();
     let acts = acts_memory.planes(tokens, k);
     for t in 0..tokens {
         // SAFETY: the level is the caller's word; planes and x have `tokens` rows of k.
-        unsafe { quantizer(isa)(&acts, t, 0..k / 32, x[t * k..].as_ptr()) };
+        unsafe { quantizer(isa)(&acts, t, 0..k / 32, x.add(t * k)) };
     }
     let mut scratch = Scratch::new();
     let mut out = vec![0f32; rows * tokens];
@@ -91,10 +100,11 @@ fn main() {
         let bytes = rows * row_bytes;
         let copies = (WORKING_SET / bytes).max(1);
         assert!(bytes <= WORKING_SET, "at most {WORKING_SET} bytes of weights");
-        let (kind, input) = if format.is_block() {
-            (ActKind::Int8, Input::Int8(acts))
-        } else {
-            (ActKind::F32, Input::F32 { data: x.as_ptr(), stride: k })
+        let plain = Input::F32 { data: x, stride: k };
+        let (kind, input) = match format {
+            _ if format.is_block() => (ActKind::Int8, Input::Int8(acts)),
+            Format::BF16 if rounds_to_bf16(isa) => (ActKind::Bf16, plain),
+            _ => (ActKind::F32, plain),
         };
         if format.is_block() {
             // Blocks whose values are of the usual size: subnormal scales would be slow.

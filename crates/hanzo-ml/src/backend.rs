@@ -25,11 +25,24 @@ pub trait WeightSource {
 /// How weights meet activations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Precision {
-    /// Activations quantized to int8 per 32 for block formats; f32 for float weights.
+    /// Activations quantized to int8 per 32 for block formats; f32 for float weights, or rounded to bf16 for BF16 weights where a
+    /// lever does so (`bf16_activations`).
     #[default]
     Int8,
     /// f32 activations throughout.
     Exact,
+}
+
+/// Whether a backend rounds something in a way of its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Rounds {
+    /// It does not.
+    #[default]
+    Never,
+    /// On some of its devices.
+    Somewhere,
+    /// Always.
+    Always,
 }
 
 /// How a Plan is compiled.
@@ -188,6 +201,11 @@ pub trait Backend: Send + Sync {
     /// May its contractions read a scale below the smallest normal float as zero? Part of the same bound.
     fn flushes(&self) -> bool {
         false
+    }
+    /// With these levers, are activations that meet BF16 weights under [`Precision::Int8`] rounded to bf16, the output head's
+    /// aside? Oracles then work on the rounded ones.
+    fn rounds_to_bf16(&self, _levers: LeverSet) -> Rounds {
+        Rounds::Never
     }
     /// The sizes, in tokens, to compile for so that steps of up to `n_ubatch` tokens run well; the largest is `n_ubatch`.
     fn buckets(&self, n_ubatch: usize) -> Vec<usize> {

@@ -16,7 +16,7 @@ pub const VARIABLES: &[(&str, &str)] = &[
     ("HANZO_<LEVER>", "on | off: switch one lever"),
     ("HANZO_<LEVER>_FALLBACK", "1: the lever is off"),
     ("HANZO_PLAN", "plain: every lever off"),
-    ("HANZO_ISA", "portable | avx2 | avx512 | avx512vbmi | neon | i8mm: use no instructions beyond these"),
+    ("HANZO_ISA", "portable | avx2 | avx512 | avx512vbmi | avx512bf16 | neon | i8mm: use no instructions beyond these"),
     (
         "HANZO_HUGE_PAGES",
         "on | off: copy weights to huge pages on the CPU, or read them where the file is mapped (default: copy up to 8 GiB \

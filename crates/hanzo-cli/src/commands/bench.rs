@@ -72,7 +72,7 @@ pub struct Args {
     /// How to print the results
     #[arg(short, long, value_name = "FORMAT", default_value = "md")]
     output: OutputFormat,
-    /// Use no instructions beyond these: portable, avx2, avx512, avx512vbmi, neon, i8mm
+    /// Use no instructions beyond these: portable, avx2, avx512, avx512vbmi, avx512bf16, neon, i8mm
     #[arg(long, value_name = "ISA", value_parser = parse_isa)]
     isa: Option<IsaLevel>,
     /// Measure on a contended machine too; the rows are marked

@@ -48,7 +48,7 @@ pub struct Args {
     /// What to test: a device (`hanzo devices`), or `reference`, the interpreter itself
     #[arg(long, value_name = "NAME", default_value = "cpu")]
     device: String,
-    /// Instruction set of the CPU's kernels: portable, avx2, avx512, avx512vbmi, neon, i8mm (default: HANZO_ISA, else the best this CPU has)
+    /// Instruction set of the CPU's kernels: portable, avx2, avx512, avx512vbmi, avx512bf16, neon, i8mm (default: HANZO_ISA, else the best this CPU has)
     #[arg(long, value_parser = isa)]
     isa: Option<IsaLevel>,
     /// Threads (default: one a core)

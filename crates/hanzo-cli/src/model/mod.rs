@@ -55,7 +55,7 @@ pub struct EngineArgs {
     /// Bit-equal results however a prompt is cut into batches, at some cost in speed
     #[arg(long, help_heading = HEADING)]
     pub deterministic: bool,
-    /// Use no instructions beyond these: portable, avx2, avx512, avx512vbmi, neon, i8mm (default: HANZO_ISA, else the best there is)
+    /// Use no instructions beyond these: portable, avx2, avx512, avx512vbmi, avx512bf16, neon, i8mm (default: HANZO_ISA, else the best there is)
     #[arg(long, value_name = "ISA", value_parser = parse_isa, help_heading = HEADING)]
     pub isa: Option<IsaLevel>,
     #[command(flatten)]

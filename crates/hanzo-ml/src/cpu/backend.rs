@@ -1,12 +1,14 @@
 //! The CPU as a [`Backend`].
 
+use super::contract;
 use super::exec::CpuExecutable;
 use super::huge::HugePages;
 use super::isa::IsaLevel;
 use super::memory::{CpuCache, CpuWeights};
 use super::pool::Pool;
-use crate::backend::{Backend, Cache, CompileOptions, Executable, WeightSource, Weights};
+use crate::backend::{Backend, Cache, CompileOptions, Executable, Rounds, WeightSource, Weights};
 use crate::error::{Error, Result};
+use crate::levers::LeverSet;
 use crate::plan::Plan;
 use std::sync::Arc;
 
@@ -69,6 +71,13 @@ impl CpuBackend {
 impl Backend for CpuBackend {
     fn name(&self) -> &str {
         "cpu"
+    }
+
+    fn rounds_to_bf16(&self, levers: LeverSet) -> Rounds {
+        match levers.on("bf16_activations") && contract::rounds_to_bf16(self.isa) {
+            true => Rounds::Always,
+            false => Rounds::Never,
+        }
     }
 
     fn load(&self, plan: &Plan, source: &dyn WeightSource) -> Result<Arc<dyn Weights>> {

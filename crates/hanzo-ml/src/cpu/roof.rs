@@ -40,7 +40,7 @@ pub fn read(isa: IsaLevel, bytes: &[u8], ahead: usize) -> u64 {
     match isa {
         // SAFETY: checked above.
         #[cfg(target_arch = "x86_64")]
-        IsaLevel::Avx512 | IsaLevel::Avx512Vbmi => unsafe { x86::read512(bytes, ahead) },
+        IsaLevel::Avx512 | IsaLevel::Avx512Vbmi | IsaLevel::Avx512Bf16 => unsafe { x86::read512(bytes, ahead) },
         // SAFETY: checked above.
         #[cfg(target_arch = "x86_64")]
         IsaLevel::Avx2 => unsafe { x86::read256(bytes, ahead) },
@@ -65,9 +65,9 @@ pub fn multiply_adds(isa: IsaLevel, unit: Unit, rounds: usize) -> u64 {
     let each = match (isa, unit) {
         // SAFETY: checked above, here and below.
         #[cfg(target_arch = "x86_64")]
-        (IsaLevel::Avx512 | IsaLevel::Avx512Vbmi, Unit::Int8) => unsafe { x86::dot512(rounds) },
+        (IsaLevel::Avx512 | IsaLevel::Avx512Vbmi | IsaLevel::Avx512Bf16, Unit::Int8) => unsafe { x86::dot512(rounds) },
         #[cfg(target_arch = "x86_64")]
-        (IsaLevel::Avx512 | IsaLevel::Avx512Vbmi, Unit::F32) => unsafe { x86::fma512(rounds) },
+        (IsaLevel::Avx512 | IsaLevel::Avx512Vbmi | IsaLevel::Avx512Bf16, Unit::F32) => unsafe { x86::fma512(rounds) },
         #[cfg(target_arch = "x86_64")]
         (IsaLevel::Avx2, Unit::Int8) => unsafe { x86::dot256(rounds) },
         #[cfg(target_arch = "x86_64")]

@@ -170,6 +170,16 @@ pub const LEVERS: &[Lever] = &[
         kind: LeverKind::Variant,
     },
     Lever {
+        id: "bf16_activations",
+        reason: "activations of BF16 weights are rounded to bf16, whose products come in pairs: twice the multiply-adds an instruction (CPUs with AVX512_BF16; not with --exact, not in the output head)",
+        regimes: &[Regime::ComputePrefill],
+        backends: &["cpu"],
+        oracle: "bf16_activations_numeric",
+        default_on: true,
+        changes_layout: false,
+        kind: LeverKind::Variant,
+    },
+    Lever {
         id: "coop2",
         reason: "tiles of x and w are matrices of a whole workgroup, which the driver cuts into waves: fewer reads of workgroup memory a product",
         regimes: &[Regime::ComputePrefill],

@@ -6,15 +6,15 @@ use super::num::{Num, TINY};
 use super::pages::Memory;
 use super::random::Rng;
 use super::weights::Weights;
-use crate::backend::{self, Backend, CompileOptions, Precision, Wanted, WeightSource};
+use crate::backend::{self, Backend, CompileOptions, Precision, Rounds, Wanted, WeightSource};
 use crate::batch::{Batch, GroupTables, Input, Pooling};
 use crate::error::{Error, Result};
 use crate::levers::LeverSet;
 use crate::plan::{DType, Dim, Plan, Sizes, ValueId, Weight};
-use hanzo_gguf::TensorBytes;
+use hanzo_gguf::{Format, TensorBytes};
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// One page group's block tables, owned; see [`GroupTables`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -372,6 +372,8 @@ pub struct Rounding {
     pub staging: f64,
     /// See [`Backend::flushes`].
     pub flushes: bool,
+    /// See [`Backend::rounds_to_bf16`]; a [`Reference`] asks the backend that it checks.
+    pub bf16: Rounds,
 }
 
 impl Rounding {
@@ -380,6 +382,7 @@ impl Rounding {
         backends.fold(Rounding::default(), |r, b| Rounding {
             staging: r.staging.max(b.staging(case.most_tokens())),
             flushes: r.flushes || b.flushes(),
+            bf16: Rounds::Never,
         })
     }
 }
@@ -391,6 +394,8 @@ pub struct Reference<'a> {
     rounding: Rounding,
     /// One array an output, one list a step; none where the answer depends on the keys a backend stored.
     fixed: Option<Vec<Vec<Array>>>,
+    /// The same where activations of BF16 weights are rounded, on some devices or always: worked out when a backend asks.
+    fixed_bf16: [OnceLock<Option<Vec<Vec<Array>>>>; 2],
 }
 
 impl<'a> Reference<'a> {
@@ -403,13 +408,33 @@ impl<'a> Reference<'a> {
     pub fn with_rounding(case: &'a Case, rounding: Rounding) -> Result<Reference<'a>> {
         case.plan.check()?;
         let weights = Weights::load(&case.plan, &case.tensors)?;
-        let mut r = Reference { case, weights, rounding, fixed: None };
-        match case.bound {
-            Bound::Noise { draws } => r.fixed = Some(r.noise_null(draws)),
-            Bound::Carried if case.plan.groups.is_empty() => r.fixed = Some(r.interpret(After::Keep)),
-            Bound::Carried => {}
-        }
+        let mut r = Reference { case, weights, rounding, fixed: None, fixed_bf16: Default::default() };
+        r.fixed = r.fix(rounding);
         Ok(r)
+    }
+
+    /// Every step's outputs, unless they depend on what a backend stored.
+    fn fix(&self, rounding: Rounding) -> Option<Vec<Vec<Array>>> {
+        match self.case.bound {
+            Bound::Noise { draws } => Some(self.noise_null(draws, rounding)),
+            Bound::Carried if self.case.plan.groups.is_empty() => Some(self.interpret(After::Keep, rounding)),
+            Bound::Carried => None,
+        }
+    }
+
+    /// What a backend with these levers is held to: its rounding, and the outputs if they are fixed.
+    fn held_to(&self, backend: &dyn Backend, levers: LeverSet) -> (Rounding, &Option<Vec<Vec<Array>>>) {
+        let case = self.case;
+        let concerned = case.precision == Precision::Int8
+            && case.plan.ops.iter().flat_map(|o| o.members()).any(|m| case.plan.wt(m.w).format == Format::BF16);
+        let bf16 = if concerned { backend.rounds_to_bf16(levers) } else { Rounds::Never };
+        let rounding = Rounding { bf16, ..self.rounding };
+        let fixed = match bf16 {
+            Rounds::Never => &self.fixed,
+            Rounds::Somewhere => self.fixed_bf16[0].get_or_init(|| self.fix(rounding)),
+            Rounds::Always => self.fixed_bf16[1].get_or_init(|| self.fix(rounding)),
+        };
+        (rounding, fixed)
     }
 
     fn inputs(&self, step: &Step) -> Vec<(ValueId, Array)> {
@@ -418,11 +443,11 @@ impl<'a> Reference<'a> {
     }
 
     /// Every step's outputs, the interpreter keeping its own cache.
-    fn interpret(&self, after: After) -> Vec<Vec<Array>> {
+    fn interpret(&self, after: After, rounding: Rounding) -> Vec<Vec<Array>> {
         let case = self.case;
         let mut memory = Memory::new(&case.plan, &case.pages, &case.slots);
         let mut interp = Interpreter::new(&case.plan, &self.weights, case.precision);
-        interp.rounding = self.rounding;
+        interp.rounding = rounding;
         interp.after = after;
         let mut all = Vec::new();
         for step in &case.steps {
@@ -432,13 +457,13 @@ impl<'a> Reference<'a> {
         all
     }
 
-    fn noise_null(&self, draws: usize) -> Vec<Vec<Array>> {
+    fn noise_null(&self, draws: usize, rounding: Rounding) -> Vec<Vec<Array>> {
         // The centre is exact: f64 all the way, F32 caches aside.
-        let mut centre = self.interpret(After::Keep);
+        let mut centre = self.interpret(After::Keep, rounding);
         let plan = &self.case.plan;
         let terms = plan.ops.iter().flat_map(|o| o.members()).map(|m| plan.wt(m.w).cols).min().unwrap_or(1);
         let share = 1.0 / (terms as f64).sqrt();
-        let sample = |i: usize| self.interpret(After::Sample { rng: Rng::new(0x0153 + i as u64), share });
+        let sample = |i: usize| self.interpret(After::Sample { rng: Rng::new(0x0153 + i as u64), share }, rounding);
         let samples: Vec<_> = (0..draws).map(sample).collect();
         for (s, outputs) in centre.iter_mut().enumerate() {
             for (o, array) in outputs.iter_mut().enumerate() {
@@ -483,14 +508,15 @@ impl<'a> Reference<'a> {
         let found = &mut findings.outputs;
         let case = self.case;
         let mut memory = Memory::new(&case.plan, &case.pages, &case.slots);
+        let (rounding, fixed) = self.held_to(backend, options.levers);
         let mut each = |i: usize, got: &Outputs, theirs: &Memory| {
             let step = &case.steps[i];
-            let want: Vec<Array> = match &self.fixed {
+            let want: Vec<Array> = match fixed {
                 Some(fixed) => fixed[i].clone(),
                 None => {
                     // The interpreter checks what was stored, then works on the same keys and values.
                     let mut follower = Interpreter::new(&case.plan, &self.weights, case.precision);
-                    follower.rounding = self.rounding;
+                    follower.rounding = rounding;
                     follower.storing = Storing::Follow(theirs);
                     step.with_batch(|b| follower.run(b, &self.inputs(step), &mut memory));
                     for (error, bound) in follower.stored.drain(..) {

@@ -4,8 +4,9 @@ use super::cache::SplitCache;
 use super::cut::{Cut, cut};
 use super::executable::SplitExecutable;
 use super::place::place;
-use crate::backend::{Backend, Cache, CompileOptions, Executable, WeightSource, Weights};
+use crate::backend::{Backend, Cache, CompileOptions, Executable, Rounds, WeightSource, Weights};
 use crate::error::{Error, Result};
+use crate::levers::LeverSet;
 use crate::plan::{DeviceId, Plan};
 use std::any::Any;
 use std::sync::Arc;
@@ -98,6 +99,12 @@ impl Backend for SplitBackend {
 
     fn staging(&self, tokens: usize) -> f64 {
         self.backends.iter().map(|b| b.staging(tokens)).fold(0.0, f64::max)
+    }
+
+    fn rounds_to_bf16(&self, levers: LeverSet) -> Rounds {
+        let mut all = self.backends.iter().map(|b| b.rounds_to_bf16(levers));
+        let first = all.next().unwrap_or_default();
+        if all.all(|other| other == first) { first } else { Rounds::Somewhere }
     }
 
     fn buckets(&self, n_ubatch: usize) -> Vec<usize> {

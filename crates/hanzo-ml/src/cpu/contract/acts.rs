@@ -145,7 +145,7 @@ pub fn quantizer(isa: IsaLevel) -> QuantizeRow {
         #[cfg(target_arch = "x86_64")]
         IsaLevel::Avx2 => super::entries::avx2::quantize,
         #[cfg(target_arch = "x86_64")]
-        IsaLevel::Avx512 | IsaLevel::Avx512Vbmi => super::entries::avx512::quantize,
+        IsaLevel::Avx512 | IsaLevel::Avx512Vbmi | IsaLevel::Avx512Bf16 => super::entries::avx512::quantize,
         #[cfg(target_arch = "aarch64")]
         IsaLevel::Neon => super::entries::neon::quantize,
         #[cfg(target_arch = "aarch64")]

@@ -121,6 +121,15 @@ entries!(
     Avx512,
     "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2"
 );
+/// The kernel of BF16 weights with activations rounded to bf16, on AVX-512 with AVX512_BF16.
+#[cfg(target_arch = "x86_64")]
+pub(super) fn rounded(format: Format) -> Option<Kernel> {
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,avx2,fma,f16c,bmi2")]
+    unsafe fn bf16(job: &mut Job<'_>) {
+        unsafe { super::rounded::run::<isa::Avx512>(job) }
+    }
+    (format == Format::BF16).then_some(bf16 as Kernel)
+}
 entries!(
     #[cfg(target_arch = "aarch64")]
     neon,

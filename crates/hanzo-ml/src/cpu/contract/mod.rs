@@ -31,6 +31,8 @@ mod entries;
 mod float;
 mod gemm;
 mod matvec;
+#[cfg(target_arch = "x86_64")]
+mod rounded;
 mod scratch;
 
 use std::ops::Range;
@@ -59,8 +61,11 @@ pub enum Contraction {
 pub enum ActKind {
     /// Quantized to int8 with one scale per 32.
     Int8,
-    /// Plain f32: the exact path, and the only one of plain float weights.
+    /// Plain f32: the exact path, and the usual one of plain float weights.
     F32,
+    /// f32 in memory, which the kernel rounds to bf16: for BF16 weights on instruction sets that multiply these
+    /// ([`rounds_to_bf16`]).
+    Bf16,
 }
 
 /// A weight matrix `[rows, k]` in packed blocks.
@@ -161,8 +166,13 @@ pub struct Job<'a> {
 /// them; no other thread writes the output rows' elements `rows` or the weights and activations meanwhile.
 pub type Kernel = unsafe fn(&mut Job<'_>);
 
-/// The kernel of a key, or `None` if `format` is no weight format, the plain floats are asked for int8 activations, or
-/// the instruction set is not one of this target's.
+/// Has this instruction set a kernel of BF16 weights for activations rounded to bf16?
+pub fn rounds_to_bf16(isa: IsaLevel) -> bool {
+    kernel(Contraction::Gemm, Format::BF16, ActKind::Bf16, isa).is_some()
+}
+
+/// The kernel of a key, or `None` if `format` is no weight format, the plain floats are asked for int8 activations, others
+/// than BF16 for bf16 ones, or the instruction set is not one of this target's.
 pub fn kernel(op: Contraction, format: Format, acts: ActKind, isa: IsaLevel) -> Option<Kernel> {
     match isa {
         IsaLevel::Portable => entries::portable::kernel(op, format, acts),
@@ -171,8 +181,9 @@ pub fn kernel(op: Contraction, format: Format, acts: ActKind, isa: IsaLevel) -> 
         #[cfg(target_arch = "x86_64")]
         IsaLevel::Avx512 => entries::avx512::kernel(op, format, acts),
         #[cfg(target_arch = "x86_64")]
-        IsaLevel::Avx512Vbmi => match (op, acts) {
+        IsaLevel::Avx512Vbmi | IsaLevel::Avx512Bf16 => match (op, acts) {
             (Contraction::MatVec, ActKind::Int8) => super::wide::kernel(format),
+            (_, ActKind::Bf16) if isa == IsaLevel::Avx512Bf16 => entries::rounded(format),
             _ => None,
         }
         .or_else(|| entries::avx512::kernel(op, format, acts)),
@@ -191,14 +202,22 @@ pub fn scratch_bytes(op: Contraction, format: Format, acts: ActKind, isa: IsaLev
     match (acts, op) {
         (ActKind::F32, _) => float::scratch_bytes(format, k),
         #[cfg(target_arch = "x86_64")]
-        (ActKind::Int8, Contraction::MatVec) if isa == IsaLevel::Avx512Vbmi => super::wide::scratch_bytes(format, k),
+        (ActKind::Bf16, _) => rounded::scratch_bytes(k, tokens),
+        #[cfg(not(target_arch = "x86_64"))]
+        (ActKind::Bf16, _) => 0,
+        #[cfg(target_arch = "x86_64")]
+        (ActKind::Int8, Contraction::MatVec) if matches!(isa, IsaLevel::Avx512Vbmi | IsaLevel::Avx512Bf16) => {
+            super::wide::scratch_bytes(format, k)
+        }
         (ActKind::Int8, Contraction::MatVec) => 0,
         (ActKind::Int8, Contraction::Gemm) => match isa {
             IsaLevel::Portable => gemm::scratch_bytes::<super::isa::Portable>(k, tokens),
             #[cfg(target_arch = "x86_64")]
             IsaLevel::Avx2 => gemm::scratch_bytes::<super::isa::Avx2>(k, tokens),
             #[cfg(target_arch = "x86_64")]
-            IsaLevel::Avx512 | IsaLevel::Avx512Vbmi => gemm::scratch_bytes::<super::isa::Avx512>(k, tokens),
+            IsaLevel::Avx512 | IsaLevel::Avx512Vbmi | IsaLevel::Avx512Bf16 => {
+                gemm::scratch_bytes::<super::isa::Avx512>(k, tokens)
+            }
             #[cfg(target_arch = "aarch64")]
             IsaLevel::Neon => gemm::scratch_bytes::<super::isa::Neon>(k, tokens),
             #[cfg(target_arch = "aarch64")]

@@ -52,7 +52,10 @@ fn kernels(format: Format, acts: ActKind) -> Vec<(IsaLevel, Contraction, Kernel)
     let mut all = Vec::new();
     for isa in IsaLevel::available() {
         for op in [Contraction::MatVec, Contraction::Gemm] {
-            all.push((isa, op, kernel(op, format, acts, isa).expect("every weight format has kernels")));
+            match kernel(op, format, acts, isa) {
+                Some(kernel) => all.push((isa, op, kernel)),
+                None => assert_eq!(acts, ActKind::Bf16, "every weight format has kernels"),
+            }
         }
     }
     all
@@ -160,59 +163,96 @@ macro_rules! all_formats {
 }
 for_each_cpu_format!(all_formats);
 
+/// Rows of plain floats or blocks.
+fn float_rows(format: Format, k: usize, rng: &mut Rng) -> Vec<u8> {
+    let n = MAX_ROWS * k;
+    match format {
+        Format::F32 => (0..n).flat_map(|_| rng.normal().to_le_bytes()).collect(),
+        Format::F16 => {
+            let bits =
+                |rng: &mut Rng| half::f16::from_f32(rng.normal() * 2f32.powi(-(rng.next() as i32 & 15))).to_bits();
+            (0..n).flat_map(|_| bits(rng).to_le_bytes()).collect()
+        }
+        Format::BF16 => (0..n).flat_map(|_| half::bf16::from_f32(rng.normal()).to_bits().to_le_bytes()).collect(),
+        _ => random_rows(format, rng, MAX_ROWS * format.row_bytes(k).unwrap(), ScaleKind::Normal),
+    }
+}
+
+/// A kernel of f32 rows against f64 on what it makes of them, and bit for bit whatever is beside a row or a token.
+fn floats_stay_within_the_bound(format: Format, acts: ActKind, k: usize, seen: fn(f32) -> f32) {
+    let (mut rng, mut scratch) = (Rng(5), Scratch::new());
+    let data = float_rows(format, k, &mut rng);
+    let row_bytes = format.row_bytes(k).unwrap();
+    let mut exact = vec![0f32; MAX_ROWS * k];
+    to_float(format, &data, &mut exact);
+    let stride = k + 3;
+    let x = activations(&mut rng, MAX_TOKENS * stride);
+    let w = Weights { format, data: data.as_ptr(), row_bytes, k };
+    for (isa, op, kernel) in kernels(format, acts) {
+        let input = Input::F32 { data: x.as_ptr(), stride };
+        let tokens = Tokens::Dense { first: 0, count: MAX_TOKENS };
+        let whole = contract(kernel, w, 0..MAX_ROWS, input, tokens, &mut scratch);
+        for t in 0..MAX_TOKENS {
+            for row in 0..MAX_ROWS {
+                let pairs = x[t * stride..][..k].iter().zip(&exact[row * k..][..k]);
+                let products = pairs.map(|(&a, &w)| f64::from(seen(a)) * f64::from(w));
+                let (sum, magnitude) = products.fold((0.0, 0.0), |(s, m), p| (s + p, m + p.abs()));
+                // At most k / 8 products a lane, two roundings each, then the lanes, the slices and the rest.
+                let bound = (k as f64 / 4.0 + 24.0) * 2f64.powi(-24) * magnitude;
+                let value = f64::from(whole[t * MAX_ROWS + row]);
+                assert!(
+                    (value - sum).abs() <= bound,
+                    "{format} {acts:?} {op:?} {isa} k {k}: {value} is not {sum} within {bound:e}"
+                );
+            }
+        }
+        for count in TOKENS {
+            let part = contract(kernel, w, 2..7, input, Tokens::Dense { first: 0, count }, &mut scratch);
+            for t in 0..count {
+                let at = t * MAX_ROWS + 2..t * MAX_ROWS + 7;
+                assert_eq!(part[at.clone()], whole[at], "{format} {acts:?} {op:?} {isa} k {k} {count}");
+            }
+        }
+    }
+}
+
 #[test]
 fn f32_contractions_of_every_format_stay_within_the_bound_and_ignore_batching() {
-    let mut rng = Rng(5);
-    let mut scratch = Scratch::new();
     for &format in Format::ALL.iter().filter(|format| format.is_weight()) {
-        // Plain floats take any k.
-        let k = if format.is_block() { 2 * format.block_len() } else { 77 };
-        let row_bytes = format.row_bytes(k).unwrap();
-        let data = match format {
-            Format::F32 => (0..MAX_ROWS * k).flat_map(|_| rng.normal().to_le_bytes()).collect(),
-            Format::F16 => {
-                let bits =
-                    |rng: &mut Rng| half::f16::from_f32(rng.normal() * 2f32.powi(-(rng.next() as i32 & 15))).to_bits();
-                (0..MAX_ROWS * k).flat_map(|_| bits(&mut rng).to_le_bytes()).collect()
-            }
-            Format::BF16 => {
-                (0..MAX_ROWS * k).flat_map(|_| half::bf16::from_f32(rng.normal()).to_bits().to_le_bytes()).collect()
-            }
-            _ => random_rows(format, &mut rng, MAX_ROWS * row_bytes, ScaleKind::Normal),
-        };
-        let mut exact = vec![0f32; MAX_ROWS * k];
-        to_float(format, &data, &mut exact);
-        let stride = k + 3;
-        let x = activations(&mut rng, MAX_TOKENS * stride);
-        let w = Weights { format, data: data.as_ptr(), row_bytes, k };
-        for (isa, op, kernel) in kernels(format, ActKind::F32) {
-            let input = Input::F32 { data: x.as_ptr(), stride };
-            let tokens = Tokens::Dense { first: 0, count: MAX_TOKENS };
-            let whole = contract(kernel, w, 0..MAX_ROWS, input, tokens, &mut scratch);
-            for t in 0..MAX_TOKENS {
-                for row in 0..MAX_ROWS {
-                    let pairs = x[t * stride..][..k].iter().zip(&exact[row * k..][..k]);
-                    let products = pairs.map(|(&a, &w)| f64::from(a) * f64::from(w));
-                    let (sum, magnitude) = products.fold((0.0, 0.0), |(s, m), p| (s + p, m + p.abs()));
-                    // At most k / 8 products a lane, two roundings each, then the lanes and the rest.
-                    let bound = (k as f64 / 4.0 + 16.0) * 2f64.powi(-24) * magnitude;
-                    let value = f64::from(whole[t * MAX_ROWS + row]);
-                    assert!(
-                        (value - sum).abs() <= bound,
-                        "{format} {op:?} {isa}: {value} is not {sum} within {bound:e}"
-                    );
-                }
-            }
-            for count in TOKENS {
-                let part = contract(kernel, w, 2..7, input, Tokens::Dense { first: 0, count }, &mut scratch);
-                for t in 0..count {
-                    assert_eq!(
-                        part[t * MAX_ROWS + 2..][..5],
-                        whole[t * MAX_ROWS + 2..][..5],
-                        "{format} {op:?} {isa} {count}"
-                    );
-                }
-            }
+        // Plain floats take any k. Several slices: all of them end with a rest, and begin where a row does.
+        let ks = if format.is_block() { vec![2 * format.block_len()] } else { vec![5, 77, 1024, 2 * 1024 + 77] };
+        for k in ks {
+            floats_stay_within_the_bound(format, ActKind::F32, k, |x| x);
+        }
+    }
+    floats_stay_within_the_bound(Format::Q8_0, ActKind::F32, 1024 + 96, |x| x);
+}
+
+#[test]
+fn contractions_of_rounded_activations_stay_within_the_bound_and_ignore_batching() {
+    for k in [1, 31, 32, 77, 1024, 2 * 1024 + 77] {
+        floats_stay_within_the_bound(Format::BF16, ActKind::Bf16, k, |x| half::bf16::from_f32(x).to_f32());
+    }
+}
+
+#[test]
+fn activations_are_rounded_to_the_nearest_bf16_ties_to_even_and_subnormal_ones_to_zero() {
+    let mut rng = Rng(6);
+    let k = 1024 + 50;
+    let bits = |rng: &mut Rng| (rng.next() as u32) << [0, 8, 15][rng.next() as usize % 3];
+    let mut x: Vec<f32> =
+        std::iter::repeat_with(|| f32::from_bits(bits(&mut rng))).filter(|x| x.is_finite()).take(k).collect();
+    x[..4].copy_from_slice(&[1e-40, -1e-39, f32::MIN_POSITIVE, f32::MAX]);
+    let one = half::bf16::ONE.to_bits().to_le_bytes();
+    for isa in IsaLevel::available().filter(|isa| rounds_to_bf16(*isa)) {
+        let kernel = kernel(Contraction::Gemm, Format::BF16, ActKind::Bf16, isa).unwrap();
+        // Each element alone.
+        for (i, &x) in x.iter().enumerate() {
+            let w = Weights { format: Format::BF16, data: one.as_ptr(), row_bytes: 2, k: 1 };
+            let input = Input::F32 { data: &x, stride: 1 };
+            let got = contract(kernel, w, 0..1, input, Tokens::Dense { first: 0, count: 1 }, &mut Scratch::new())[0];
+            let want = if x.is_subnormal() { 0.0 } else { half::bf16::from_f32(x).to_f32() };
+            assert_eq!(got, want, "{isa} {i}: {x:e}");
         }
     }
 }
@@ -250,23 +290,27 @@ fn pairs_gather_inputs_and_scatter_outputs() {
 
 #[test]
 fn what_a_call_packed_serves_the_next_one_with_other_rows() {
-    for format in [Format::Q4_K, Format::Q6_K, Format::Q2_K, Format::Q8_0, Format::MXFP4, Format::TQ1_0] {
+    for format in [Format::Q4_K, Format::Q6_K, Format::Q2_K, Format::Q8_0, Format::MXFP4, Format::TQ1_0, Format::BF16] {
         // Several slices of k in a GEMM.
         let k = 2048 + 256;
         let mut rng = Rng(10);
         let row_bytes = format.row_bytes(k).unwrap();
-        let data = random_rows(format, &mut rng, MAX_ROWS * row_bytes, ScaleKind::Normal);
+        let data = float_rows(format, k, &mut rng);
         let (mut buf, mut scratch) = (ActBuf::new(), Scratch::new());
         let x = activations(&mut rng, MAX_TOKENS * k);
         let acts = quantized(IsaLevel::detect(), &mut buf, &x, MAX_TOKENS, k);
         let w = Weights { format, data: data.as_ptr(), row_bytes, k };
-        for (isa, op, kernel) in kernels(format, ActKind::Int8) {
+        let (kind, input) = match format {
+            Format::BF16 => (ActKind::Bf16, Input::F32 { data: x.as_ptr(), stride: k }),
+            _ => (ActKind::Int8, Input::Int8(acts)),
+        };
+        for (isa, op, kernel) in kernels(format, kind) {
             for count in [1, 2, 4, 5, MAX_TOKENS] {
                 let tokens = Tokens::Dense { first: 0, count };
-                let whole = contract(kernel, w, 0..MAX_ROWS, Input::Int8(acts), tokens, &mut scratch);
+                let whole = contract(kernel, w, 0..MAX_ROWS, input, tokens, &mut scratch);
                 let mut out = vec![f32::NAN; MAX_TOKENS * MAX_ROWS];
                 for (rows, packed) in [(20..MAX_ROWS, false), (0..7, true), (7..20, true)] {
-                    let (input, out) = (Input::Int8(acts), out.as_mut_ptr());
+                    let out = out.as_mut_ptr();
                     let scratch = &mut scratch;
                     let mut job =
                         Job { w, rows, input, tokens, out, out_stride: MAX_ROWS, bias: None, packed, scratch };
@@ -379,21 +423,25 @@ fn quantization_is_bit_equal_on_every_instruction_set_and_rounds_ties_to_even() 
 fn scratch_is_reserved_ahead_of_the_first_call() {
     for isa in IsaLevel::available() {
         for op in [Contraction::MatVec, Contraction::Gemm] {
-            for acts in [ActKind::Int8, ActKind::F32] {
-                let (format, k, tokens) = (Format::Q6_K, 1536, 13);
+            for acts in [ActKind::Int8, ActKind::F32, ActKind::Bf16] {
+                let (k, tokens) = (1536, 13);
+                let format = if acts == ActKind::Bf16 { Format::BF16 } else { Format::Q6_K };
+                let Some(kernel) = kernel(op, format, acts, isa) else {
+                    assert!(acts == ActKind::Bf16 && !rounds_to_bf16(isa));
+                    continue;
+                };
                 let row_bytes = format.row_bytes(k).unwrap();
                 let data = vec![1u8; 5 * row_bytes];
                 let x = vec![0.5f32; tokens * k];
                 let mut buf = ActBuf::new();
                 let input = match acts {
                     ActKind::Int8 => Input::Int8(quantized(isa, &mut buf, &x, tokens, k)),
-                    ActKind::F32 => Input::F32 { data: x.as_ptr(), stride: k },
+                    ActKind::F32 | ActKind::Bf16 => Input::F32 { data: x.as_ptr(), stride: k },
                 };
                 let mut scratch = Scratch::new();
                 scratch.reserve(scratch_bytes(op, format, acts, isa, k, tokens));
                 let before = scratch.capacity();
                 let w = Weights { format, data: data.as_ptr(), row_bytes, k };
-                let kernel = kernel(op, format, acts, isa).unwrap();
                 contract(kernel, w, 0..5, input, Tokens::Dense { first: 0, count: tokens }, &mut scratch);
                 assert_eq!(scratch.capacity(), before, "{isa} {op:?} {acts:?}");
             }

@@ -251,6 +251,11 @@ impl ContractTask {
             (_, true) => Source::Fold,
             _ => Source::F32,
         };
+        // The head's errors go straight into the logits: its activations stay f32.
+        let rounds = options.precision == Precision::Int8
+            && options.levers.on("bf16_activations")
+            && contract::rounds_to_bf16(isa)
+            && value.rows != Dim::Out;
         let terms = if source == Source::TwoTerm { 2 } else { 1 };
         if matches!(source, Source::Fold | Source::TwoTerm) {
             needs.fold_bytes = needs.fold_bytes.max(terms * max_rows * value.cols);
@@ -269,7 +274,7 @@ impl ContractTask {
         let tokens = experts.map_or(terms * max_rows, |e| options.bucket.n_tokens * e.k);
         let mut members = Vec::with_capacity(op.members().len());
         for m in op.members() {
-            members.push(bind(plan, m, weights, source, isa, tokens, needs)?);
+            members.push(bind(plan, m, weights, (source, rounds), isa, tokens, needs)?);
         }
         if source == Source::TwoTerm {
             let widest = members.iter().map(|m| m.rows).max().unwrap_or(0);
@@ -510,13 +515,17 @@ fn bind(
     plan: &Plan,
     m: &Member,
     weights: &CpuWeights,
-    source: Source,
+    (source, rounds): (Source, bool),
     isa: IsaLevel,
     tokens: usize,
     needs: &mut Needs,
 ) -> Result<BoundMember> {
     let w = plan.wt(m.w);
-    let acts = if source == Source::F32 { ActKind::F32 } else { ActKind::Int8 };
+    let acts = match (source, w.format) {
+        (Source::F32, Format::BF16) if rounds => ActKind::Bf16,
+        (Source::F32, _) => ActKind::F32,
+        _ => ActKind::Int8,
+    };
     let kernel = |op: Contraction| {
         contract::kernel(op, w.format, acts, isa).ok_or_else(|| Error::Unsupported {
             backend: "cpu",

@@ -188,7 +188,7 @@ macro_rules! all_formats {
                     #[cfg(target_arch = "x86_64")]
                     IsaLevel::Avx2 => { $( $(#[$attr])* same_as_portable::<isa::Avx2, $module::$format>(); )* }
                     #[cfg(target_arch = "x86_64")]
-                    IsaLevel::Avx512 | IsaLevel::Avx512Vbmi => { $( $(#[$attr])* same_as_portable::<isa::Avx512, $module::$format>(); )* }
+                    IsaLevel::Avx512 | IsaLevel::Avx512Vbmi | IsaLevel::Avx512Bf16 => { $( $(#[$attr])* same_as_portable::<isa::Avx512, $module::$format>(); )* }
                     #[cfg(target_arch = "aarch64")]
                     IsaLevel::Neon => { $( $(#[$attr])* same_as_portable::<isa::Neon, $module::$format>(); )* }
                     #[cfg(target_arch = "aarch64")]

@@ -141,6 +141,22 @@ impl Isa for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn w_sum4(x: [__m512; 4]) -> [f32; 4] {
+        unsafe {
+            // Lane i and lane i + 8 of each, two a vector; then i and i + 4, all four; then as in `w_sum`.
+            let eights = |a, b| _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b));
+            let (a, b) = (eights(x[0], x[1]), eights(x[2], x[3]));
+            let x = _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xdd>(a, b));
+            let x = _mm512_add_ps(x, _mm512_permute_ps::<0x4e>(x));
+            let x = _mm512_add_ps(x, _mm512_permute_ps::<0xb1>(x));
+            let first = _mm512_maskz_compress_ps(0x1111, x);
+            let mut sums = [0f32; 4];
+            _mm_storeu_ps(sums.as_mut_ptr(), _mm512_castps512_ps128(first));
+            sums
+        }
+    }
+
+    #[inline(always)]
     unsafe fn w_from_wi(x: __m512i) -> __m512 {
         unsafe { _mm512_cvtepi32_ps(x) }
     }

@@ -18,6 +18,8 @@ mod arm;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx512_bf16;
 #[cfg(target_arch = "aarch64")]
 mod i8mm;
 #[cfg(target_arch = "aarch64")]
@@ -48,6 +50,8 @@ pub enum IsaLevel {
     Avx512,
     /// The same with AVX-512 VBMI and GFNI: Ice Lake, Zen 4 and later.
     Avx512Vbmi,
+    /// The same with AVX512_BF16: Zen 4, Sapphire Rapids and later.
+    Avx512Bf16,
     /// aarch64 with Advanced SIMD and FEAT_DotProd. Without it (most of Armv8.0 and Armv8.1) a CPU has `Portable` alone.
     Neon,
     /// aarch64 with FEAT_I8MM as well.
@@ -56,8 +60,15 @@ pub enum IsaLevel {
 
 impl IsaLevel {
     /// All levels, each architecture's lowest first.
-    pub const ALL: [IsaLevel; 6] =
-        [IsaLevel::Portable, IsaLevel::Avx2, IsaLevel::Avx512, IsaLevel::Avx512Vbmi, IsaLevel::Neon, IsaLevel::I8mm];
+    pub const ALL: [IsaLevel; 7] = [
+        IsaLevel::Portable,
+        IsaLevel::Avx2,
+        IsaLevel::Avx512,
+        IsaLevel::Avx512Vbmi,
+        IsaLevel::Avx512Bf16,
+        IsaLevel::Neon,
+        IsaLevel::I8mm,
+    ];
 
     /// True if this CPU (and its operating system) supports the level.
     pub fn is_available(self) -> bool {
@@ -85,6 +96,8 @@ impl IsaLevel {
                     && is_x86_feature_detected!("avx512vbmi")
                     && is_x86_feature_detected!("gfni")
             }
+            #[cfg(target_arch = "x86_64")]
+            IsaLevel::Avx512Bf16 => IsaLevel::Avx512Vbmi.is_available() && is_x86_feature_detected!("avx512bf16"),
             #[cfg(target_arch = "aarch64")]
             IsaLevel::Neon => {
                 std::arch::is_aarch64_feature_detected!("neon") && std::arch::is_aarch64_feature_detected!("dotprod")
@@ -118,6 +131,7 @@ impl IsaLevel {
             IsaLevel::Avx2 => "avx2",
             IsaLevel::Avx512 => "avx512",
             IsaLevel::Avx512Vbmi => "avx512vbmi",
+            IsaLevel::Avx512Bf16 => "avx512bf16",
             IsaLevel::Neon => "neon",
             IsaLevel::I8mm => "i8mm",
         }
@@ -292,7 +306,13 @@ pub(crate) trait Isa: Copy + 'static {
     unsafe fn w_fma(a: Self::W, b: Self::W, c: Self::W) -> Self::W;
     /// `c - a * b`, fused where the instruction set fuses.
     unsafe fn w_fnma(a: Self::W, b: Self::W, c: Self::W) -> Self::W;
+    /// Sum of the lanes, pairwise by halves.
     unsafe fn w_sum(x: Self::W) -> f32;
+    /// [`Isa::w_sum`] of each, bit for bit.
+    #[inline(always)]
+    unsafe fn w_sum4(x: [Self::W; 4]) -> [f32; 4] {
+        unsafe { [Self::w_sum(x[0]), Self::w_sum(x[1]), Self::w_sum(x[2]), Self::w_sum(x[3])] }
+    }
     unsafe fn w_from_wi(x: Self::WI) -> Self::W;
     /// The integer at `p` in all lanes.
     unsafe fn wi_splat(p: *const i32) -> Self::WI;
@@ -314,6 +334,24 @@ pub(crate) trait Isa: Copy + 'static {
     unsafe fn pack_weights(codes: *const u8, signed: bool, offset: u8, out: *mut Self::Packed);
     /// Packs 32 activation codes of four tokens to steps of `[4 tokens][STEP]`, `stride` packed codes apart.
     unsafe fn pack_acts(codes: [*const i8; 4], out: *mut Self::Packed, stride: usize);
+}
+
+/// What an instruction set that multiplies bf16 by bf16 has beside the rest: `P` is a vector of [`Bf16::PAIRED`] of them.
+///
+/// # Safety
+/// As for [`Isa`]; the CPU also has the bf16 instructions.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "no implementation on this architecture yet"))]
+#[allow(clippy::missing_safety_doc)]
+pub(crate) trait Bf16: Isa {
+    type P: Copy;
+    /// Elements of a vector: two a lane of [`Isa::W`].
+    const PAIRED: usize;
+    /// The first `n` elements, zeros beyond.
+    unsafe fn p_load(p: *const u8, n: usize) -> Self::P;
+    /// Adds the products of a lane's two pairs to the lane.
+    unsafe fn p_dot(acc: Self::W, w: Self::P, x: Self::P) -> Self::W;
+    /// Rounds `n` floats to the nearest bf16, ties to even, subnormal ones to zero; writes zeros up to a whole vector.
+    unsafe fn p_round(x: *const f32, n: usize, out: *mut u8);
 }
 
 /// The step and its inverse for a group whose largest magnitude is `amax`.

@@ -11,7 +11,7 @@ macro_rules! on_every_level {
                 #[cfg(target_arch = "x86_64")]
                 IsaLevel::Avx2 => $check::<Avx2>(),
                 #[cfg(target_arch = "x86_64")]
-                IsaLevel::Avx512 | IsaLevel::Avx512Vbmi => $check::<Avx512>(),
+                IsaLevel::Avx512 | IsaLevel::Avx512Vbmi | IsaLevel::Avx512Bf16 => $check::<Avx512>(),
                 #[cfg(target_arch = "aarch64")]
                 IsaLevel::Neon => $check::<Neon>(),
                 #[cfg(target_arch = "aarch64")]

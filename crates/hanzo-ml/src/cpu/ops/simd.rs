@@ -18,7 +18,9 @@ impl IsaLevel {
             IsaLevel::Avx2 => return unsafe { x86::enter_avx2(kernel) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            IsaLevel::Avx512 | IsaLevel::Avx512Vbmi => return unsafe { x86::enter_avx512(kernel) },
+            IsaLevel::Avx512 | IsaLevel::Avx512Vbmi | IsaLevel::Avx512Bf16 => {
+                return unsafe { x86::enter_avx512(kernel) };
+            }
             // SAFETY: as above.
             #[cfg(target_arch = "aarch64")]
             IsaLevel::Neon | IsaLevel::I8mm => return unsafe { neon::enter(kernel) },

@@ -5,8 +5,9 @@ use super::super::case::Rounding;
 use super::super::num::{Num, TINY, U};
 use super::super::weights::Matrix;
 use super::Interpreter;
-use crate::backend::Precision;
+use crate::backend::{Precision, Rounds};
 use crate::plan::{DType, Dim, Member, ValueId, WeightId};
+use hanzo_gguf::Format;
 
 /// Elements that share an activation scale.
 pub const ACTIVATION_BLOCK: usize = 32;
@@ -37,6 +38,24 @@ fn quantize_block(x: &[Num]) -> Vec<Num> {
         .collect()
 }
 
+/// The unit roundoff of bf16: eight bits.
+const BF16_U: f64 = 1.0 / 256.0;
+
+/// The bf16 rule, exact: the nearest bf16, ties to even; subnormal floats are zero.
+///
+/// An activation that is known only to `e` may be rounded the other way: both roundings count once more.
+fn round_to_bf16(x: Num) -> Num {
+    let f = x.v as f32;
+    let v = if f.is_subnormal() { 0.0 } else { half::bf16::from_f32(f).to_f64() };
+    let e = if x.e > 0.0 { x.e + 2.0 * BF16_U * (x.v.abs() + x.e) + TINY } else { 0.0 };
+    Num { v, e }
+}
+
+/// The same where it may or may not happen.
+fn perhaps_rounded_to_bf16(x: Num) -> Num {
+    Num { v: x.v, e: x.e + BF16_U * (x.v.abs() + x.e) + TINY }
+}
+
 /// Each row quantized.
 pub(super) fn quantize(x: &Array) -> Array {
     Array::map_rows(x, x.cols, |_, row| quantize_row(row))
@@ -52,12 +71,15 @@ pub(super) fn quantize(x: &Array) -> Array {
 /// and each addition may lose a unit in the last place instead of half of one: 2 n roundings. Factors are scaled so that
 /// the largest of a row is at least 2^14: what is rounded as a subnormal half is off by 2^-39 of it at most.
 ///
-/// A device that `flushes` may read a subnormal scale as zero: all that such weights bring is lost.
+/// A device that `flushes` may read a subnormal scale as zero: all that such weights bring is lost. So it is with bf16 by bf16
+/// (`bf16`; the activations are rounded already), where weights count themselves, and products and sums that are subnormal
+/// are lost as well: TINY each. Its products are exact, and a pair of them may be added by truncation: 2 n roundings.
 fn dot(x: &[Num], w: &[f64], amplitude: Option<&[f64]>, integers: bool, rounding: Rounding) -> Num {
-    let Rounding { staging, flushes } = rounding;
+    let Rounding { staging, flushes, bf16 } = rounding;
+    let bf16 = bf16 != Rounds::Never;
     let terms = x.len() as f64;
     let additions = match integers {
-        _ if staging > 0.0 => 2.0 * terms,
+        _ if staging > 0.0 || bf16 => 2.0 * terms,
         true => (x.len() / 8) as f64,
         false => terms,
     };
@@ -65,7 +87,14 @@ fn dot(x: &[Num], w: &[f64], amplitude: Option<&[f64]>, integers: bool, rounding
     let (mut products, mut tops) = (0.0, (0.0f64, 0.0f64));
     let mut lost = 0.0;
     // Codes have 7 bits: no smaller weight has a normal scale.
-    let tiny = if flushes { 127.0 * f64::from(f32::MIN_POSITIVE) } else { 0.0 };
+    let tiny = match (flushes, bf16) {
+        (true, _) => 127.0 * f64::from(f32::MIN_POSITIVE),
+        (false, true) => f64::from(f32::MIN_POSITIVE),
+        (false, false) => 0.0,
+    };
+    if bf16 {
+        lost += terms * TINY;
+    }
     for (i, (x, w)) in x.iter().zip(w).enumerate() {
         v += x.v * w;
         e += x.e * w.abs();
@@ -120,10 +149,16 @@ impl Interpreter<'_> {
     /// quantized; output rows in two terms.
     fn activations(&self, x: ValueId, w: WeightId) -> Activations {
         let value = self.plan.val(x);
-        let block = self.weights.get(w).format.is_block();
+        let format = self.weights.get(w).format;
+        let block = format.is_block();
         let plain = self.value(x);
-        let rounding = self.rounding;
+        let rounding = Rounding { bf16: Rounds::Never, ..self.rounding };
         let exact = Rounding { staging: 0.0, ..rounding };
+        // The head's errors go straight into the logits: it is not rounded.
+        let bf16 = match format == Format::BF16 && value.rows != Dim::Out {
+            true => self.rounding.bf16,
+            false => Rounds::Never,
+        };
         match self.precision {
             _ if value.dtype == DType::Q8 => Activations { terms: vec![plain.clone()], integers: true, rounding },
             // Too few rows for a matrix unit.
@@ -131,6 +166,11 @@ impl Interpreter<'_> {
                 Activations { terms: quantize_twice(plain).into(), integers: true, rounding: exact }
             }
             Precision::Int8 if block => Activations { terms: vec![quantize(plain)], integers: true, rounding },
+            Precision::Int8 if bf16 != Rounds::Never => {
+                let round = if bf16 == Rounds::Always { round_to_bf16 } else { perhaps_rounded_to_bf16 };
+                let rounding = Rounding { bf16, ..rounding };
+                Activations { terms: vec![plain.map(round)], integers: false, rounding }
+            }
             Precision::Int8 => Activations { terms: vec![plain.clone()], integers: false, rounding },
             Precision::Exact => Activations { terms: vec![plain.clone()], integers: false, rounding: exact },
         }

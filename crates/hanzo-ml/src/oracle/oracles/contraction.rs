@@ -105,6 +105,38 @@ pub fn head_case(format: Format, (rows, cols): (usize, usize), rng: &mut Rng) ->
     case
 }
 
+pub(super) fn bf16_activations(context: &Context<'_>, sink: Sink<'_>) {
+    let rng = &mut context.rng("bf16 activations");
+    // Through an identity: ties both ways, signs, the ends of the range, subnormal floats, ordinary ones.
+    const N: usize = 40;
+    let mut x = rng.floats(N, 1.0);
+    let half = 2f32.powi(-8);
+    let special = [1.0 + half, 1.0 + 3.0 * half, -1.0 - half, 1.0 + half * 1.001, 1.0 - half / 2.0, 1.0 - half / 4.0];
+    x[..6].copy_from_slice(&special);
+    x[6..12].copy_from_slice(&[1e-39, -1e-40, f32::MIN_POSITIVE, -0.0, 1e6, -1e-30]);
+    let one = |i: usize| if i / N == i % N { 0x3f80u16 } else { 0 };
+    let identity: Vec<u8> = (0..N * N).flat_map(|i| one(i).to_le_bytes()).collect();
+    for tokens in [1, 7] {
+        let mut b = Builder::new(N);
+        let rows = (0..tokens).flat_map(|t| x.iter().map(move |x| x * if t % 2 == 0 { 1.0 } else { -1.0 })).collect();
+        let input = b.input("x", Dim::Tokens, N, rows);
+        let w = b.weight("identity", Format::BF16, (1, N, N), identity.clone());
+        let out = b.plan.value("out", Dim::Tokens, N);
+        b.plan.push(Op::Linear { x: input, member: Member { w, bias: None, out } });
+        b.plan.outputs.push(out);
+        both(b.case("linear", Format::BF16, tokens, format!("{tokens} rows through an identity")), sink);
+    }
+    // Rows of one slice of k and of several, with and without a rest; several tiles and blocks of tokens and rows.
+    for (rows, cols, tokens) in [(6, 1024, 1), (6, 2100, 1), (5, 1056, 3), (9, 2049, 8), (4, 3072, 13), (131, 1030, 27)]
+    {
+        for draw in [Draw::Usual, Draw::Tiny] {
+            let w = weights(Format::BF16, rows, cols, draw, rng);
+            both(linear_case("linear", Format::BF16, (rows, cols, tokens), w, (1.0, rows == 5), rng), sink);
+        }
+    }
+    both(head_case(Format::BF16, (35, 1100), rng), sink);
+}
+
 /// The real matrices of a format.
 fn real(context: &Context<'_>, format: Format, tokens: usize, rng: &mut Rng, sink: Sink<'_>) {
     for m in context.real.iter().filter(|m| m.format == format) {

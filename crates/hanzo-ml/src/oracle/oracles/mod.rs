@@ -100,6 +100,11 @@ pub const ORACLES: &[Oracle] = &[
     Oracle { name: "qmatvec_unified_numeric", about: "x w^T + bias for one row of x", cases: contraction::matvec },
     Oracle { name: "qgemm_unified_numeric", about: "x w^T + bias for several rows of x", cases: contraction::gemm },
     Oracle {
+        name: "bf16_activations_numeric",
+        about: "BF16 weights: activations rounded to bf16 where the backend does so, seen through an identity and over long rows",
+        cases: contraction::bf16_activations,
+    },
+    Oracle {
         name: "linear_group_numeric",
         about: "linears that share x, with mixed formats, as q/k/v and as gate/up",
         cases: contraction::group,
