@@ -123,6 +123,18 @@ impl Tokens<'_> {
         self.len() == 0
     }
 
+    /// Some of these.
+    ///
+    /// # Panics
+    /// If a list is shorter.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "no kernel there works in batches of tokens"))]
+    fn part(&self, range: Range<usize>) -> Self {
+        match *self {
+            Tokens::Dense { first, .. } => Tokens::Dense { first: first + range.start, count: range.len() },
+            Tokens::Pairs(pairs) => Tokens::Pairs(&pairs[range]),
+        }
+    }
+
     /// Input and output row of token `i`.
     ///
     /// # Panics

@@ -10,6 +10,9 @@ use super::Job;
 use super::float::{self, Product, Rows, SLICE};
 use crate::cpu::isa::{Bf16, Isa};
 
+/// Rounded rows that are kept at a time, at most: more would be too much for many threads.
+const KEPT_BYTES: usize = 8 << 20;
+
 /// bf16 by bf16.
 struct Rounded;
 
@@ -47,29 +50,61 @@ const fn width(k: usize) -> usize {
     if k < SLICE { k } else { SLICE }
 }
 
+/// Bytes of a rounded row, all slices.
+const fn row_bytes(k: usize) -> usize {
+    2 * k.div_ceil(SLICE) * width(k)
+}
+
+/// Rows of `k` elements that are rounded at once.
+const fn batch(k: usize) -> usize {
+    let rows = KEPT_BYTES / if k == 0 { 1 } else { row_bytes(k) };
+    if rows == 0 { 1 } else { rows }
+}
+
 /// Bytes of scratch for `tokens` rows of `k` elements.
 pub(super) fn scratch_bytes(k: usize, tokens: usize) -> usize {
-    2 * k.div_ceil(SLICE) * tokens * width(k)
+    row_bytes(k) * tokens.min(batch(k))
 }
 
 /// The body of the kernel.
 #[inline(always)]
 pub(super) unsafe fn run<I: Bf16>(job: &mut Job<'_>) {
     let Some(x) = float::f32_rows(job) else { return };
-    let (k, tokens) = (job.w.k, job.tokens.len());
-    let bytes = scratch_bytes(k, tokens);
-    let packed = job.packed && job.scratch.capacity() >= bytes;
+    let (k, all) = (job.w.k, job.tokens);
+    let bytes = scratch_bytes(k, all.len());
+    let packed = job.packed && all.len() <= batch(k) && job.scratch.capacity() >= bytes;
     let memory = job.scratch.reserve(bytes);
-    let rows = Rows { data: memory, row: 2 * width(k), slice: 2 * width(k) * tokens, gathered: true };
-    for token in 0..if packed { 0 } else { tokens } {
-        for slice in 0..k.div_ceil(SLICE) {
-            // SAFETY: the row is the job's; scratch holds all slices of all tokens.
-            unsafe {
-                let to = memory.add(slice * rows.slice + token * rows.row);
-                I::p_round(x.at(job, token, slice).cast(), SLICE.min(k - slice * SLICE), to);
+    let mut first = 0;
+    while first < all.len() {
+        let tokens = batch(k).min(all.len() - first);
+        job.tokens = all.part(first..first + tokens);
+        let rows = Rows { data: memory, row: 2 * width(k), slice: 2 * width(k) * tokens, gathered: true };
+        for token in 0..if packed { 0 } else { tokens } {
+            for slice in 0..k.div_ceil(SLICE) {
+                // SAFETY: the row is the job's; scratch holds all slices of a batch of tokens.
+                unsafe {
+                    let to = memory.add(slice * rows.slice + token * rows.row);
+                    I::p_round(x.at(job, token, slice).cast(), SLICE.min(k - slice * SLICE), to);
+                }
             }
         }
+        // SAFETY: the caller's contract is this function's.
+        unsafe { float::contract::<I, Rounded>(job, &rows) }
+        first += tokens;
     }
-    // SAFETY: the caller's contract is this function's.
-    unsafe { float::contract::<I, Rounded>(job, &rows) }
+    job.tokens = all;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_keeps_rows_of_one_batch_at_most() {
+        for (k, tokens) in [(1, 1), (1024, 512), (12288, 512), (12288, 4096), (1 << 24, 7)] {
+            let bytes = scratch_bytes(k, tokens);
+            assert!(bytes <= KEPT_BYTES.max(row_bytes(k)), "{k} {tokens}: {bytes}");
+            assert!(bytes >= row_bytes(k), "{k} {tokens}: {bytes}");
+        }
+    }
 }

@@ -236,6 +236,26 @@ fn contractions_of_rounded_activations_stay_within_the_bound_and_ignore_batching
 }
 
 #[test]
+fn rounded_tokens_beyond_one_batch_give_the_same_bits() {
+    // 8 MiB hold 15 rows, so that 31 take three batches.
+    let k = 270_000;
+    let mut rng = Rng(8);
+    let data = float_rows(Format::BF16, 2 * k / MAX_ROWS + 1, &mut rng);
+    let x = activations(&mut rng, MAX_TOKENS * k);
+    let w = Weights { format: Format::BF16, data: data.as_ptr(), row_bytes: 2 * k, k };
+    let mut scratch = Scratch::new();
+    for (isa, op, kernel) in kernels(Format::BF16, ActKind::Bf16) {
+        let input = Input::F32 { data: x.as_ptr(), stride: k };
+        let whole = contract(kernel, w, 0..2, input, Tokens::Dense { first: 0, count: MAX_TOKENS }, &mut scratch);
+        for first in [0, 14, 15, 30] {
+            let one = contract(kernel, w, 0..2, input, Tokens::Dense { first, count: 1 }, &mut scratch);
+            let at = first * MAX_ROWS..first * MAX_ROWS + 2;
+            assert_eq!(one[at.clone()], whole[at], "{isa} {op:?} {first}");
+        }
+    }
+}
+
+#[test]
 fn activations_are_rounded_to_the_nearest_bf16_ties_to_even_and_subnormal_ones_to_zero() {
     let mut rng = Rng(6);
     let k = 1024 + 50;
