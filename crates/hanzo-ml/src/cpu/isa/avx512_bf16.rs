@@ -23,7 +23,10 @@ impl Bf16 for Avx512 {
     #[inline(always)]
     unsafe fn p_dot(acc: __m512, w: __m512i, x: __m512i) -> __m512 {
         // SAFETY: both are 64 bytes of which any bits are bf16.
-        unsafe { _mm512_dpbf16_ps(acc, std::mem::transmute::<__m512i, __m512bh>(w), std::mem::transmute(x)) }
+        unsafe {
+            let bf16 = |x: __m512i| std::mem::transmute::<__m512i, __m512bh>(x);
+            _mm512_dpbf16_ps(acc, bf16(w), bf16(x))
+        }
     }
 
     #[inline(always)]
