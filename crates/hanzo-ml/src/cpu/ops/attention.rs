@@ -227,12 +227,6 @@ struct Keys {
     to: usize,
 }
 
-/// Tokens from one whose queries are packed to the one whose queries are asked for: a token's lie too far from the next's for
-/// the hardware to know.
-const TOKENS_AHEAD: usize = 8;
-/// Floats of a cache line.
-const LINE: usize = 16;
-
 /// Copies the block's queries into their tiles' panels.
 ///
 /// # Safety
@@ -251,12 +245,6 @@ unsafe fn pack_queries<S: Simd>(s: S, input: &AttentionInput<'_>, group: usize, 
             // SAFETY: the row exists and has d_k elements from its head's first column; so have the tile's panels.
             unsafe {
                 let src = input.q.row_ptr(t).add(head * d);
-                if t + TOKENS_AHEAD < input.q.rows() {
-                    let later = input.q.row_ptr(t + TOKENS_AHEAD).add(head * d);
-                    for e in (0..d).step_by(LINE) {
-                        s.prefetch(later.add(e).cast());
-                    }
-                }
                 let dst = scratch.q.add(row * panels(d) + r * PAGE);
                 for e in (0..d).step_by(PAGE) {
                     copy(s, src.add(e), dst.add(e * n), PAGE.min(d - e));
