@@ -21,7 +21,8 @@ pub(in crate::cpu::contract) unsafe fn micro<
     const { assert!(M <= MOST_TOKENS) };
     unsafe {
         match (SPAN, MIN) {
-            (16, false) => micro_halves::<I, OFFSET, M, V>(o),
+            // Where registers hold it all, an operation less is not worth the sums' way through memory.
+            (16, false) if I::PACKED_OFFSET => micro_halves::<I, OFFSET, M, V>(o),
             (16 | 32, _) => micro_groups::<I, SPAN, MIN, OFFSET, M, V>(o),
             _ => micro_blocks::<I, SPAN, MIN, OFFSET, M, V>(o),
         }
