@@ -5,7 +5,7 @@
 use hanzo_gguf::Format;
 use hanzo_gguf::formats::tables::KVALUES_IQ4_NL;
 
-use super::{Ahead, Bytes, Codes, CpuFormat, Row, Scales, half_at, minus_32, nibble_bytes, scale_i8};
+use super::{Bytes, Codes, CpuFormat, Scales, half_at, minus_32, nibble_bytes, scale_i8};
 use crate::cpu::isa::{Isa, read};
 
 /// Codes by table, eight signed scales.
@@ -37,11 +37,6 @@ impl CpuFormat for IQ4_XS {
         unsafe {
             scale_i8::<I>(half_at::<I>(block), scale_bytes(block), s.0.as_mut_ptr());
         }
-    }
-
-    #[inline(always)]
-    unsafe fn codes<I: Isa>(block: *const u8, chunk: usize, _: &Ahead) -> I::B {
-        unsafe { Self::bytes(Row::<I>::of(block), chunk) }
     }
 
     const STRETCHES: &'static [usize] = &[8, 72];

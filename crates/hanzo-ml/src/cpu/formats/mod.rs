@@ -86,8 +86,12 @@ pub(crate) trait CpuFormat: 'static {
     #[inline(always)]
     unsafe fn look_ahead<I: Isa>(_block: *const u8, _ahead: &mut Ahead) {}
 
-    /// The codes of elements `32 * chunk..32 * chunk + 32` of `block`. Callers pass a constant `chunk`.
-    unsafe fn codes<I: Isa>(block: *const u8, chunk: usize, ahead: &Ahead) -> I::B;
+    /// The codes of elements `32 * chunk..32 * chunk + 32` of `block`; a format has these or [`CpuFormat::bytes`].
+    /// Callers pass a constant `chunk`.
+    #[inline(always)]
+    unsafe fn codes<I: Isa>(block: *const u8, chunk: usize, _ahead: &Ahead) -> I::B {
+        unsafe { Self::bytes(Row::<I>::of(block), chunk) }
+    }
 
     /// Set where codes are made byte by byte of bytes at the same place in their groups of four, in blocks of 256: the
     /// stretches of 64 bytes of a block that have them. Such a format has [`CpuFormat::bytes`].

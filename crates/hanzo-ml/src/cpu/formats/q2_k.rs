@@ -4,7 +4,7 @@
 
 use hanzo_gguf::Format;
 
-use super::{Ahead, Bytes, Codes, CpuFormat, Row, Scales, half_at, scale_u8};
+use super::{Bytes, Codes, CpuFormat, Scales, half_at, scale_u8};
 use crate::cpu::isa::{Isa, read};
 
 /// Sixteen groups of 16 with minima.
@@ -39,11 +39,6 @@ impl CpuFormat for Q2_K {
                 scale_u8::<I>(dmin, packed >> 4 & 0x0f0f_0f0f_0f0f_0f0f, m.0[8 * half..].as_mut_ptr());
             }
         }
-    }
-
-    #[inline(always)]
-    unsafe fn codes<I: Isa>(block: *const u8, chunk: usize, _: &Ahead) -> I::B {
-        unsafe { Self::bytes(Row::<I>::of(block), chunk) }
     }
 
     const STRETCHES: &'static [usize] = &[16];

@@ -4,7 +4,7 @@
 
 use hanzo_gguf::Format;
 
-use super::{Ahead, Bytes, Codes, CpuFormat, Row, Scales, half_at, minus_32, scale_i8};
+use super::{Bytes, Codes, CpuFormat, Scales, half_at, minus_32, scale_i8};
 use crate::cpu::isa::{Isa, read};
 
 /// Offset 4, sixteen signed scales.
@@ -46,11 +46,6 @@ impl CpuFormat for Q3_K {
             scale_i8::<I>(d, first, s.0.as_mut_ptr());
             scale_i8::<I>(d, last, s.0[8..].as_mut_ptr());
         }
-    }
-
-    #[inline(always)]
-    unsafe fn codes<I: Isa>(block: *const u8, chunk: usize, _: &Ahead) -> I::B {
-        unsafe { Self::bytes(Row::<I>::of(block), chunk) }
     }
 
     const STRETCHES: &'static [usize] = &[0, 32];

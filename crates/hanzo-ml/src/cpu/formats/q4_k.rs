@@ -4,7 +4,7 @@
 
 use hanzo_gguf::Format;
 
-use super::{Ahead, Bytes, Codes, CpuFormat, Row, Scales, half_at, scale_u8, six_bit_pairs};
+use super::{Bytes, Codes, CpuFormat, Scales, half_at, scale_u8, six_bit_pairs};
 use crate::cpu::isa::Isa;
 
 /// Eight groups of 32 with minima.
@@ -24,11 +24,6 @@ impl CpuFormat for Q4_K {
             scale_u8::<I>(half_at::<I>(block), scales, s.0.as_mut_ptr());
             scale_u8::<I>(half_at::<I>(block.add(2)), minima, m.0.as_mut_ptr());
         }
-    }
-
-    #[inline(always)]
-    unsafe fn codes<I: Isa>(block: *const u8, chunk: usize, _: &Ahead) -> I::B {
-        unsafe { Self::bytes(Row::<I>::of(block), chunk) }
     }
 
     const STRETCHES: &'static [usize] = &[16, 80];

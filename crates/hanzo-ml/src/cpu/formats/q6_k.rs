@@ -5,7 +5,7 @@
 
 use hanzo_gguf::Format;
 
-use super::{Ahead, Bytes, Codes, CpuFormat, Row, Scales, half_at, scale_i8};
+use super::{Bytes, Codes, CpuFormat, Scales, half_at, scale_i8};
 use crate::cpu::isa::{Isa, read};
 
 /// Offset 32, sixteen signed scales.
@@ -24,11 +24,6 @@ impl CpuFormat for Q6_K {
             scale_i8::<I>(d, read(block.add(192)), s.0.as_mut_ptr());
             scale_i8::<I>(d, read(block.add(200)), s.0[8..].as_mut_ptr());
         }
-    }
-
-    #[inline(always)]
-    unsafe fn codes<I: Isa>(block: *const u8, chunk: usize, _: &Ahead) -> I::B {
-        unsafe { Self::bytes(Row::<I>::of(block), chunk) }
     }
 
     const STRETCHES: &'static [usize] = &[0, 64, 128];

@@ -4,7 +4,7 @@
 
 use hanzo_gguf::Format;
 
-use super::{Ahead, Bytes, Codes, CpuFormat, Row, Scales, half_at};
+use super::{Bytes, Codes, CpuFormat, Scales, half_at};
 use crate::cpu::isa::Isa;
 
 /// Offset 1, one scale for eight chunks.
@@ -22,11 +22,6 @@ impl CpuFormat for TQ2_0 {
             let d = half_at::<I>(block.add(64));
             s.0[..8].fill(d);
         }
-    }
-
-    #[inline(always)]
-    unsafe fn codes<I: Isa>(block: *const u8, chunk: usize, _: &Ahead) -> I::B {
-        unsafe { Self::bytes(Row::<I>::of(block), chunk) }
     }
 
     const STRETCHES: &'static [usize] = &[0];
