@@ -1,10 +1,11 @@
 //! The CPU executor: a compiled Plan walks its levels on a persistent thread pool.
 //!
-//! Each level's ops are cut into items (row ranges, heads, blocks of queries); workers claim items from one counter and
-//! meet at a barrier. Nothing that changes per step is compiled in, and a step allocates nothing: buffers are sized for
+//! Each level's ops are cut into items (row ranges, heads, blocks of queries); workers claim items, each of its own part
+//! first, and meet at a barrier. Nothing that changes per step is compiled in, and a step allocates nothing: buffers are sized for
 //! the bucket at compile time.
 
 mod attend;
+mod claims;
 mod contract;
 mod lower;
 mod rows;
@@ -21,13 +22,14 @@ use crate::error::{Error, Result};
 use crate::plan::schedule::{ALIGN, Schedule};
 use crate::plan::{DType, Op, Plan, Sizes, ValueId};
 use attend::{AttendTask, Visible};
+use claims::Claims;
 use contract::{ContractTask, QuantizeTask, WorkerScratch};
 use rows::RowTask;
 use state::StateTask;
 use std::cell::UnsafeCell;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 use store::{RopeTables, StoreTask};
 
@@ -54,7 +56,6 @@ struct Slot {
 struct Level {
     slots: Vec<Slot>,
     total: usize,
-    next: AtomicUsize,
     /// Wall nanoseconds of the level, while profiling.
     wall: AtomicU64,
 }
@@ -72,6 +73,7 @@ pub(super) struct CpuExecutable {
     levels: Vec<Level>,
     arena: Buffer,
     workers: Workers,
+    claims: Claims,
     pool: Arc<Pool>,
     /// Keeps the memory alive that tasks point into.
     _weights: Arc<dyn Weights>,
@@ -282,7 +284,7 @@ impl CpuExecutable {
                 };
                 slots.push(Slot { op: i, task, items: 0, busy: AtomicU64::new(0) });
             }
-            levels.push(Level { slots, total: 0, next: AtomicUsize::new(0), wall: AtomicU64::new(0) });
+            levels.push(Level { slots, total: 0, wall: AtomicU64::new(0) });
         }
         let workers = (0..pool.threads()).map(|_| Ok(UnsafeCell::new(WorkerScratch::new(&needs)?)));
         let workers = Workers(workers.collect::<Result<_>>()?);
@@ -293,6 +295,7 @@ impl CpuExecutable {
             schedule,
             levels,
             workers,
+            claims: Claims::new(pool.threads()),
             pool: Arc::clone(pool),
             _weights: Arc::clone(weights),
             isa,
@@ -306,7 +309,7 @@ impl CpuExecutable {
         })
     }
 
-    /// Counts the items of levels `range` for these sizes and rewinds their counters.
+    /// Counts the items of levels `range` for these sizes; none of them is claimed.
     fn prepare(&mut self, range: Range<usize>, sizes: &Sizes, batch: &Batch<'_>) {
         for level in &mut self.levels[range] {
             level.total = 0;
@@ -314,8 +317,8 @@ impl CpuExecutable {
                 s.items = s.task.items(&self.plan, sizes, batch);
                 level.total += s.items;
             }
-            *level.next.get_mut() = 0;
         }
+        self.claims.rewind();
     }
 
     /// Runs levels `range` on all workers.
@@ -328,11 +331,7 @@ impl CpuExecutable {
             for (l, level) in levels.iter().enumerate() {
                 let start = profiling.then(Instant::now);
                 scratch.new_level();
-                loop {
-                    let mut item = level.next.fetch_add(1, Ordering::Relaxed);
-                    if item >= level.total {
-                        break;
-                    }
+                for mut item in self.claims.items(l, worker, level.total) {
                     for s in &level.slots {
                         if item < s.items {
                             let t = profiling.then(Instant::now);
