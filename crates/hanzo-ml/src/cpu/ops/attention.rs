@@ -22,7 +22,7 @@
 //! (S + 6 groups) u over all groups, and a merge 10 u a split. Sums of n terms add n u in numerator and denominator. So
 //! |error| <= (4 E + (4 S + 2 n + 12 groups + 20 splits + 40) u) sum_j w_j |v_j|.
 
-use super::attention_tile::{load_keys, load_values, padded, scores, tile_rows, weighted_values};
+use super::attention_tile::{ask, load_keys, load_values, padded, scores, tile_rows, weighted_values};
 use super::kv::CacheRows;
 use super::math::{self, Unary};
 use super::simd::{Kernel, Simd};
@@ -435,26 +435,31 @@ unsafe fn accumulate<S: Simd>(
     if lo >= hi {
         return;
     }
+    let page_of = |key: usize| input.pages[key / PAGE - input.first_page as usize];
+    let page_ptr = |rows: &CacheRows, key: usize| rows.page_ptr(page_of(key), input.head);
+    // The page after the one of `key`: the next keys', and after the last the next head's first, which lies behind this head's.
+    let next_ptr = |rows: &CacheRows, key: usize| match key / PAGE * PAGE + PAGE {
+        next if next < hi => page_ptr(rows, next),
+        _ => page_ptr(rows, lo).wrapping_add(PAGE * rows.row_bytes()),
+    };
+    // Nothing before this block has asked for its first pages, unless it was the head before.
+    for rows in [&input.k, &input.v] {
+        let keys = (hi - lo / PAGE * PAGE).min(PAGE);
+        ask(s, page_ptr(rows, lo), keys * rows.row_bytes());
+    }
     for number in lo / GROUP..hi.div_ceil(GROUP) {
         let base = number * GROUP;
         // A split may begin or end within a group.
         let group = Keys { base, from: base.max(keys.0), to: keys.1.min(base + GROUP) };
         let used = (hi - base).min(GROUP);
         let pages = lo.saturating_sub(base) / PAGE..used.div_ceil(PAGE);
-        // A page of the group and the one after it.
-        let page = |i: usize| {
-            let at = base / PAGE + i - input.first_page as usize;
-            let page = input.pages[at];
-            (page, if base + (i + 1) * PAGE < hi { input.pages[at + 1] } else { page })
-        };
         let mut alpha = [0.0f32; BLOCK_ROWS];
         let mut sums = [0.0f32; BLOCK_ROWS];
         // SAFETY: `page_ptr` checks the page; the scratch parts have the sizes that the callees name.
         unsafe {
             for i in pages.clone() {
-                let (page, next) = page(i);
-                let (kp, kn) = (input.k.page_ptr(page, input.head), input.k.page_ptr(next, input.head));
-                load_keys(s, &input.k, kp, kn, scratch.keys.add(i * PAGE * d));
+                let (page, next) = (page_ptr(&input.k, base + i * PAGE), next_ptr(&input.k, base + i * PAGE));
+                load_keys(s, &input.k, page, next, scratch.keys.add(i * PAGE * d));
             }
             let mut row = 0;
             while row < block.rows {
@@ -471,10 +476,9 @@ unsafe fn accumulate<S: Simd>(
                 state.l[r] = state.l[r] * alpha[r] + sums[r];
             }
             for i in pages {
-                let (page, next) = page(i);
-                let (vp, vn) = (input.v.page_ptr(page, input.head), input.v.page_ptr(next, input.head));
+                let (page, next) = (page_ptr(&input.v, base + i * PAGE), next_ptr(&input.v, base + i * PAGE));
                 let v = scratch.keys.add(i * PAGE * scratch.stride);
-                load_values(s, &input.v, vp, vn, (used - i * PAGE).min(PAGE), v, scratch.stride);
+                load_values(s, &input.v, page, next, (used - i * PAGE).min(PAGE), v, scratch.stride);
             }
             let mut row = 0;
             while row < block.rows {

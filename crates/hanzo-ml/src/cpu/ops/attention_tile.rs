@@ -30,6 +30,14 @@ pub(crate) fn tile_rows<S: Simd>(left: usize) -> usize {
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
+/// Asks for `bytes` bytes at `p`: a hint.
+#[inline(always)]
+pub(crate) fn ask<S: Simd>(s: S, p: *const u8, bytes: usize) {
+    for line in (0..bytes).step_by(LINE) {
+        s.prefetch(p.wrapping_add(line));
+    }
+}
+
 /// A page's keys as `kt[d][PAGE]`. Meanwhile the page at `next` is asked for: pages lie anywhere, so the hardware's
 /// prefetchers cannot know it, and a transposition's order of reading hides even the current one from them.
 ///
