@@ -438,6 +438,13 @@ unsafe fn contract_tile<I: Isa>(
                     copy::<I>(out(t), apart, rows);
                 }
             }
+            // Outputs lie rows of a matrix apart, often a multiple of 4 KiB, and seldom in a near cache: without this, more stores
+            // wait for their lines than a core can remember.
+            for t in written..(written + m).min(tokens - first) {
+                for v in 0..I::VECTORS {
+                    I::prefetch(out(t).wrapping_add(v * I::NR).cast());
+                }
+            }
             if m == I::MR {
                 (micros.full)(&operands)
             } else {
