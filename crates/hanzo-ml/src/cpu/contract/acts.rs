@@ -96,7 +96,6 @@ pub(in crate::cpu) struct ActRow {
     pub dsums16: *const f32,
 }
 
-#[cfg(target_arch = "x86_64")]
 impl ActRow {
     /// The planes from element `k` on, a multiple of 32.
     #[inline(always)]

@@ -19,6 +19,7 @@ mod micro;
 pub(super) use columns::Columns;
 pub(super) use micro::micro;
 
+use super::acts::ActRow;
 use super::{Input, Job};
 use crate::cpu::formats::{Ahead, CpuFormat, Scales, Shape};
 use crate::cpu::isa::Isa;
@@ -262,57 +263,72 @@ pub(super) unsafe fn run<I: Columns, F: CpuFormat>(job: &mut Job<'_>, micros: &M
     }
 }
 
-/// Packs elements `from..from + k` of all tokens, four at a time.
+/// Packs elements `from..from + k` of all tokens.
 #[inline(always)]
 unsafe fn pack_activations<I: Isa, F: CpuFormat>(job: &Job<'_>, plan: &Plan, memory: *mut u8, from: usize, k: usize) {
     let Input::Int8(acts) = job.input else {
         debug_assert!(false, "an int8 kernel was given f32 activations");
         return;
     };
-    let tokens = job.tokens.len();
+    let last = job.tokens.len() - 1;
     let mut first = 0;
     while first < plan.padded {
+        // SAFETY: the block lies in the plan's bytes, the tokens and the slice are the job's.
         unsafe {
             let (block, m) = plan.block::<I>(memory, first);
             for four in (0..m).step_by(4) {
                 // Padding tokens repeat the last one: finite work, never written.
                 let mut rows = [acts.row(0); 4];
                 for t in 0..4 {
-                    rows[t] = acts.row(job.tokens.rows((first + four + t).min(tokens - 1)).0);
+                    rows[t] = acts.row(job.tokens.rows((first + four + t).min(last)).0).from(from);
                 }
-                for group in 0..k / 32 {
-                    let at = from / 32 + group;
-                    let mut codes = [rows[0].codes; 4];
-                    for t in 0..4 {
-                        codes[t] = rows[t].codes.add(32 * at);
-                    }
-                    I::pack_acts(codes, block.codes.add(group * 32 * m + four * I::STEP), I::STEP * m);
-                    for t in 0..4 {
-                        let to = group * m + four + t;
-                        block.d.add(to).write(*rows[t].d.add(at));
-                        let taken = i32::from(<F as Form<I>>::TAKEN);
-                        if taken != 0 {
-                            let sum = |half: usize| -taken * i32::from(*rows[t].sums.add(2 * at + half));
-                            if <F as Form<I>>::SPAN == 16 {
-                                block.starts.add(to + group * m).write(sum(0));
-                                block.starts.add(to + group * m + m).write(sum(1));
-                            } else {
-                                block.starts.add(to).write(sum(0) + sum(1));
-                            }
-                        }
-                        if F::HAS_MIN && F::GROUP == 32 {
-                            block.dsums.add(to).write(*rows[t].dsums.add(at));
-                        } else if F::HAS_MIN {
-                            let to = to + group * m;
-                            block.dsums.add(to).write(*rows[t].dsums16.add(2 * at));
-                            block.dsums.add(to + m).write(*rows[t].dsums16.add(2 * at + 1));
-                        }
-                    }
+                const { assert!(I::MR == SHORT || I::MR == MOST_TOKENS) };
+                match m {
+                    SHORT => pack_four::<I, F, SHORT>(&rows, &block, four, k),
+                    _ => pack_four::<I, F, MOST_TOKENS>(&rows, &block, four, k),
                 }
             }
             first += m;
         }
     }
+}
+
+/// Packs `k` elements of four tokens, numbers `four..four + 4` of a block of `M`.
+#[inline(always)]
+unsafe fn pack_four<I: Isa, F: CpuFormat, const M: usize>(rows: &[ActRow; 4], block: &Block<I>, four: usize, k: usize) {
+    let taken = i32::from(<F as Form<I>>::TAKEN);
+    for group in 0..k / 32 {
+        unsafe {
+            let mut codes = [rows[0].codes; 4];
+            for t in 0..4 {
+                codes[t] = rows[t].codes.add(32 * group);
+            }
+            I::pack_acts(codes, block.codes.add(group * 32 * M + four * I::STEP), I::STEP * M);
+            let at = group * M + four;
+            write4(block.d.add(at), |t| *rows[t].d.add(group));
+            if taken != 0 {
+                let sum = |t: usize, half: usize| -taken * i32::from(*rows[t].sums.add(2 * group + half));
+                if <F as Form<I>>::SPAN == 16 {
+                    write4(block.starts.add(at + group * M), |t| sum(t, 0));
+                    write4(block.starts.add(at + group * M + M), |t| sum(t, 1));
+                } else {
+                    write4(block.starts.add(at), |t| sum(t, 0) + sum(t, 1));
+                }
+            }
+            if F::HAS_MIN && F::GROUP == 32 {
+                write4(block.dsums.add(at), |t| *rows[t].dsums.add(group));
+            } else if F::HAS_MIN {
+                write4(block.dsums.add(at + group * M), |t| *rows[t].dsums16.add(2 * group));
+                write4(block.dsums.add(at + group * M + M), |t| *rows[t].dsums16.add(2 * group + 1));
+            }
+        }
+    }
+}
+
+/// Writes a value for each of four tokens.
+#[inline(always)]
+unsafe fn write4<T: Copy>(to: *mut T, of: impl Fn(usize) -> T) {
+    unsafe { to.cast::<[T; 4]>().write([of(0), of(1), of(2), of(3)]) }
 }
 
 /// Unpacks elements `from..from + k` of the `NR` rows at `row` (beyond the last, the last again), and asks for those of the
