@@ -50,10 +50,16 @@ macro_rules! entries {
             }
 
             $(#[target_feature(enable = $features)])?
-            unsafe fn micro<const SPAN: usize, const MIN: bool, const OFFSET: bool, const M: usize>(
+            unsafe fn micro<
+                const SPAN: usize,
+                const MIN: bool,
+                const OFFSET: bool,
+                const POWERS: bool,
+                const M: usize,
+            >(
                 operands: &Operands<isa::$isa>,
             ) {
-                unsafe { super::gemm::micro::<isa::$isa, SPAN, MIN, OFFSET, M, VECTORS>(operands) }
+                unsafe { super::gemm::micro::<isa::$isa, SPAN, MIN, OFFSET, POWERS, M, VECTORS>(operands) }
             }
 
             const VECTORS: usize = <isa::$isa as isa::Isa>::VECTORS;
@@ -64,9 +70,12 @@ macro_rules! entries {
                 const SHORT: usize = gemm::SHORT;
                 macro_rules! of {
                     ($span:literal, $min:literal, $offset:literal) => {
+                        of!($span, $min, $offset, false)
+                    };
+                    ($span:literal, $min:literal, $offset:literal, $powers:literal) => {
                         Micros {
-                            full: micro::<$span, $min, $offset, FULL> as Micro<isa::$isa>,
-                            short: micro::<$span, $min, $offset, SHORT>,
+                            full: micro::<$span, $min, $offset, $powers, FULL> as Micro<isa::$isa>,
+                            short: micro::<$span, $min, $offset, $powers, SHORT>,
                         }
                     };
                 }
@@ -77,6 +86,7 @@ macro_rules! entries {
                     (16, true, false) => of!(16, true, false),
                     (16, true, true) => of!(16, true, true),
                     (32, false, false) => of!(32, false, false),
+                    (32, false, true) if <F as gemm::Form<isa::$isa>>::POWERS => of!(32, false, true, true),
                     (32, false, true) => of!(32, false, true),
                     (32, true, false) => of!(32, true, false),
                     (32, true, true) => of!(32, true, true),

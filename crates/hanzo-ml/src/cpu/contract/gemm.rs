@@ -5,7 +5,7 @@
 //! activations in L2: pack the activations of all tokens; for each tile of rows, unpack codes, scales and minima to L1;
 //! for each block of `M` tokens, keep `M` integer and `M` float accumulators, one row a lane. A group of 32 costs 8 steps
 //! (four products a lane each, or 4 of eight), one conversion, and per token, by the elements that share a scale:
-//! 32: one multiply and one fused multiply-add; 16: one multiply and two fused multiply-adds (the halves' sums times
+//! 32: one multiply (an addition of exponents where scales are powers of two) and one fused multiply-add; 16: one multiply and two fused multiply-adds (the halves' sums times
 //! their scales, then the activation's step); a block of 256, where group factors are multiplied into the codes
 //! ([`CpuFormat::PRODUCT`]): one fused multiply-add, and one a block. Minima cost one more a group.
 //!
@@ -41,6 +41,8 @@ pub(super) trait Form<I: Isa>: Shape {
     const PRODUCTS: bool = I::PACKED_OFFSET && Self::PRODUCT.is_some();
     /// Elements that share a scale: 16, 32 or a block.
     const SPAN: usize = if Self::PRODUCTS { Self::LEN } else { Self::GROUP };
+    /// A tile's scales are exponents of powers of two.
+    const POWERS: bool = I::POWERS && Self::POWER;
     /// What is to be taken off a tile's codes through the activations' sums.
     const TAKEN: u8 = match (Self::PRODUCTS, Self::PRODUCT) {
         _ if !I::PACKED_OFFSET => 0,
@@ -374,7 +376,7 @@ unsafe fn unpack_rows<I: Isa, F: CpuFormat>(
             let block = rows[r];
             let (mut s, mut m) = (Scales::NONE, Scales::NONE);
             let mut factors = [1; 16];
-            if F::HAS_MIN || !<F as Form<I>>::PRODUCTS {
+            if F::HAS_MIN || !(<F as Form<I>>::PRODUCTS || <F as Form<I>>::POWERS) {
                 F::scales::<I>(block, &mut s, &mut m);
             }
             if <F as Form<I>>::PRODUCTS {
@@ -383,7 +385,8 @@ unsafe fn unpack_rows<I: Isa, F: CpuFormat>(
             }
             for g in 0..groups {
                 if !<F as Form<I>>::PRODUCTS {
-                    tile.scales.add((b * groups + g) * I::NR + r).write(s.0[g]);
+                    let scale = if <F as Form<I>>::POWERS { F::power(block) as f32 } else { s.0[g] };
+                    tile.scales.add((b * groups + g) * I::NR + r).write(scale);
                 }
                 if F::HAS_MIN {
                     tile.minima.add((b * groups + g) * I::NR + r).write(m.0[g]);

@@ -68,6 +68,15 @@ pub(crate) trait CpuFormat: 'static {
     /// long that more only spills registers.
     const ROWS: usize = 4;
 
+    /// A block's only scale is a power of two, and [`CpuFormat::power`] has its exponent.
+    const POWER: bool = false;
+
+    /// The exponent of the block's scale: [`CpuFormat::scales`] has the power.
+    #[inline(always)]
+    unsafe fn power(_block: *const u8) -> i32 {
+        unreachable!("a format of powers has exponents")
+    }
+
     /// Set where a group's scale is the block's times a small integer, its factor, and every `factor * (code - offset)` of
     /// groups of 16 fits a byte after this has been added: a GEMM whose dot product takes any byte then has one scale a
     /// block of 256. Such a format has [`CpuFormat::factors`].

@@ -27,6 +27,12 @@ impl CpuFormat for MXFP4 {
     const FORMAT: Format = Format::MXFP4;
     const GROUP: usize = 32;
     const CODES: Codes = Codes::Signed;
+    const POWER: bool = true;
+
+    #[inline(always)]
+    unsafe fn power(block: *const u8) -> i32 {
+        unsafe { i32::from(*block) - 128 }
+    }
 
     #[inline(always)]
     unsafe fn scales<I: Isa>(block: *const u8, s: &mut Scales, _: &mut Scales) {

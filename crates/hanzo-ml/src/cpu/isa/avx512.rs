@@ -34,6 +34,7 @@ impl Isa for Avx512 {
     const FT: usize = 6;
     const STEP: usize = 4;
     const PACKED_OFFSET: bool = true;
+    const POWERS: bool = true;
 
     #[inline(always)]
     unsafe fn add_at(x: __m256i, bits: u32, v: u8) -> __m256i {
@@ -159,6 +160,11 @@ impl Isa for Avx512 {
     #[inline(always)]
     unsafe fn w_from_wi(x: __m512i) -> __m512 {
         unsafe { _mm512_cvtepi32_ps(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn w_times_power(x: __m512, power: __m512) -> __m512 {
+        unsafe { _mm512_scalef_ps(x, power) }
     }
 
     #[inline(always)]

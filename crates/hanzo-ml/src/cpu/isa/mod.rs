@@ -193,6 +193,8 @@ pub(crate) trait Isa: Copy + 'static {
     /// True if packed GEMM weights keep their offset, which the sums then start without (minus the offset times the sum of
     /// the activations), and may have any byte as code; false if [`Isa::pack_weights`] takes it off.
     const PACKED_OFFSET: bool;
+    /// True if [`Isa::w_times_power`] runs where the tile's other operations do not.
+    const POWERS: bool = false;
 
     // -- bytes -----------------------------------------------------------------------------------------------------
     unsafe fn load(p: *const u8) -> Self::B;
@@ -312,6 +314,11 @@ pub(crate) trait Isa: Copy + 'static {
     #[inline(always)]
     unsafe fn w_sum4(x: [Self::W; 4]) -> [f32; 4] {
         unsafe { [Self::w_sum(x[0]), Self::w_sum(x[1]), Self::w_sum(x[2]), Self::w_sum(x[3])] }
+    }
+    /// `x * 2^power`, rounded like a product, where [`Isa::POWERS`].
+    #[inline(always)]
+    unsafe fn w_times_power(_x: Self::W, _power: Self::W) -> Self::W {
+        unreachable!("without an instruction for it, powers are multiplied with")
     }
     unsafe fn w_from_wi(x: Self::WI) -> Self::W;
     /// The integer at `p` in all lanes.

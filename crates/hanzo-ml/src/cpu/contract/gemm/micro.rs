@@ -13,17 +13,18 @@ pub(in crate::cpu::contract) unsafe fn micro<
     const SPAN: usize,
     const MIN: bool,
     const OFFSET: bool,
+    const POWERS: bool,
     const M: usize,
     const V: usize,
 >(
     o: &Operands<I>,
 ) {
-    const { assert!(M <= MOST_TOKENS) };
+    const { assert!(M <= MOST_TOKENS && (SPAN == 32 || !POWERS)) };
     unsafe {
         match (SPAN, MIN) {
             // Where registers hold it all, an operation less is not worth the sums' way through memory.
             (16, false) if I::PACKED_OFFSET => micro_halves::<I, OFFSET, M, V>(o),
-            (16 | 32, _) => micro_groups::<I, SPAN, MIN, OFFSET, M, V>(o),
+            (16 | 32, _) => micro_groups::<I, SPAN, MIN, OFFSET, POWERS, M, V>(o),
             _ => micro_blocks::<I, SPAN, MIN, OFFSET, M, V>(o),
         }
     }
@@ -131,6 +132,7 @@ unsafe fn micro_groups<
     const GROUP: usize,
     const MIN: bool,
     const OFFSET: bool,
+    const POWERS: bool,
     const M: usize,
     const V: usize,
 >(
@@ -146,7 +148,8 @@ unsafe fn micro_groups<
                 for v in 0..V {
                     let s = at.scale(v);
                     for t in 0..M {
-                        acc[t][v] = I::w_fma(I::w_from_wi(sums[v][t]), I::w_mul(s, d[t]), acc[t][v]);
+                        let factor = if POWERS { I::w_times_power(d[t], s) } else { I::w_mul(s, d[t]) };
+                        acc[t][v] = I::w_fma(I::w_from_wi(sums[v][t]), factor, acc[t][v]);
                     }
                 }
                 if MIN {
