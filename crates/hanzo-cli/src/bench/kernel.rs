@@ -1,12 +1,13 @@
 //! One contraction alone: a mat-vec or a GEMM of packed weights, rows split over threads, weights out of cache.
 //!
 //! Copies of the matrix add up to a working set of at least [`TIMES_CACHE`] times the last-level cache and are visited in
-//! turn, so that every byte comes from memory, as in a decode step. Activations are quantized before the clock starts.
+//! turn, so that every byte comes from memory, as in a decode step. A repetition visits all of them, or as many as
+//! [`PASS_SECONDS`] allow, and the next goes on from there. Activations are quantized before the clock starts.
 
 use std::hint::black_box;
 use std::ops::Range;
 use std::sync::Barrier;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use hanzo_gguf::Format;
 use hanzo_ml::cpu::contract::{
@@ -25,6 +26,10 @@ use crate::measure::stats;
 pub const TIMES_CACHE: u64 = 4;
 /// Without knowledge of the cache.
 const DEFAULT_WORKING_SET: u64 = 256 << 20;
+/// Seconds that a repetition takes, if a call does not take longer.
+const PASS_SECONDS: f64 = 2.0;
+/// Seconds from which a row of calls says how long one takes.
+const TELLING_SECONDS: f64 = 0.05;
 /// Rows that a thread's part is a multiple of: no kernel's tile is cut.
 const ROW_STEP: usize = 16;
 
@@ -144,7 +149,7 @@ fn weights(format: Format, bytes: usize) -> anyhow::Result<Buffer> {
 /// Different blocks.
 const POOL: usize = 509;
 
-/// Everything a thread needs for a pass over all copies, but its rows and scratch.
+/// Everything a thread needs for calls on copy after copy, but its rows and scratch.
 struct Pass {
     kernel: Kernel,
     /// The first copy.
@@ -160,11 +165,19 @@ struct Pass {
 // SAFETY: weights and input are only read; threads write disjoint rows of `out` (see `passes`).
 unsafe impl Sync for Pass {}
 
+/// What a thread has of its own.
+struct Own {
+    scratch: Scratch,
+    /// The copy that it visits next.
+    next: usize,
+}
+
 impl Pass {
-    /// Contracts the rows of every copy.
-    fn run(&self, rows: Range<usize>, scratch: &mut Scratch) {
-        for copy in 0..self.copies {
-            let data = self.weights.data.wrapping_add(copy * self.matrix_bytes);
+    /// Contracts the rows of as many copies as there are calls.
+    fn run(&self, rows: Range<usize>, calls: usize, own: &mut Own) {
+        for _ in 0..calls {
+            let data = self.weights.data.wrapping_add(own.next * self.matrix_bytes);
+            own.next = (own.next + 1) % self.copies;
             let mut job = Job {
                 w: Weights { data, ..self.weights },
                 rows: rows.clone(),
@@ -174,7 +187,7 @@ impl Pass {
                 out_stride: self.out_stride,
                 bias: None,
                 packed: false,
-                scratch: &mut *scratch,
+                scratch: &mut own.scratch,
             };
             // SAFETY: the kernel was looked up for this processor; the pointers cover all rows and tokens; no other
             // thread has these rows.
@@ -187,21 +200,41 @@ impl Pass {
 fn passes(pass: &Pass, rows: usize, threads: usize, scratch: usize, repetitions: usize) -> Vec<f64> {
     let per_thread = rows.div_ceil(threads).next_multiple_of(ROW_STEP);
     let part = |t: usize| (t * per_thread).min(rows)..((t + 1) * per_thread).min(rows);
-    let memory = |_| {
-        let mut memory = Scratch::new();
-        memory.reserve(scratch);
-        memory
+    let own = |_| {
+        let mut own = Own { scratch: Scratch::new(), next: 0 };
+        own.scratch.reserve(scratch);
+        own
     };
-    let seconds = timed(threads, repetitions, memory, |t, memory| {
-        if !part(t).is_empty() {
-            pass.run(part(t), memory);
+    let measure = |calls: usize, repetitions: usize| {
+        timed(threads, repetitions, own, |t, own| {
+            if !part(t).is_empty() {
+                pass.run(part(t), calls, own);
+            }
+        })
+    };
+    let calls = calls_within(PASS_SECONDS, pass.copies, |calls| stats::median(&measure(calls, 1)));
+    measure(calls, repetitions).into_iter().map(|s| s / calls as f64).collect()
+}
+
+/// The most calls, up to `all`, that take no longer than `limit` seconds, but one at least; `measure` says how long a row
+/// of calls takes. Short rows are mostly the start of threads, so they only say whether a longer one can be tried.
+fn calls_within(limit: f64, all: usize, mut measure: impl FnMut(usize) -> f64) -> usize {
+    if all <= 1 {
+        return 1;
+    }
+    let mut calls = 1;
+    loop {
+        let seconds = measure(calls);
+        if seconds >= TELLING_SECONDS || calls == all {
+            let each = seconds / calls as f64;
+            return ((limit / each) as usize).clamp(1, all);
         }
-    });
-    seconds.into_iter().map(|s| s / pass.copies as f64).collect()
+        calls = calls.saturating_mul(16).min(all);
+    }
 }
 
 /// Seconds that all threads need together for `work`, each with what `own` made for it, of each repetition after one that
-/// warms up.
+/// warms up: from when the first of them begins to when the last is done.
 pub(super) fn timed<T>(
     threads: usize,
     repetitions: usize,
@@ -211,23 +244,34 @@ pub(super) fn timed<T>(
     let barrier = Barrier::new(threads);
     let all = |t: usize| {
         let mut own = own(t);
-        let mut seconds = Vec::new();
+        let mut spans = Vec::with_capacity(1 + repetitions);
         for _ in 0..=repetitions {
+            // None begins before the last one has ended the repetition before. The threads leave one by one, so each has
+            // a clock of its own: one of them could see the others begin, or even end, before it is woken.
             barrier.wait();
             let started = Instant::now();
             work(t, &mut own);
-            barrier.wait();
-            seconds.push(started.elapsed().as_secs_f64());
+            spans.push((started, Instant::now()));
         }
-        seconds.split_off(1)
+        spans
     };
-    std::thread::scope(|scope| {
-        for t in 1..threads {
-            let all = &all;
-            scope.spawn(move || all(t));
-        }
-        all(0)
-    })
+    let spans: Vec<Vec<Span>> = std::thread::scope(|scope| {
+        let all = &all;
+        let others: Vec<_> = (1..threads).map(|t| scope.spawn(move || all(t))).collect();
+        let own = all(0);
+        let joined = others.into_iter().map(|o| o.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        std::iter::once(own).chain(joined).collect()
+    });
+    (1..=repetitions).map(|i| together(spans.iter().map(|s| s[i])).as_secs_f64()).collect()
+}
+
+/// When a thread began and was done.
+type Span = (Instant, Instant);
+
+/// From the earliest beginning to the last end.
+fn together(spans: impl Iterator<Item = Span>) -> Duration {
+    let whole = spans.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));
+    whole.map_or(Duration::ZERO, |(began, done)| done.duration_since(began))
 }
 
 impl Measured {
@@ -287,6 +331,41 @@ mod tests {
         for bad in ["4096", "0x32", "x", "99999999999x32", "4x-2"] {
             assert!(parse_shape(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn the_clock_runs_from_the_earliest_thread_to_the_last_whichever_was_late() {
+        let zero = Instant::now();
+        let at = |ms: u64| zero + Duration::from_millis(ms);
+        // The first thread was woken when the second had all but done its work.
+        for spans in
+            [[(at(7), at(12)), (at(0), at(8))], [(at(0), at(8)), (at(7), at(12))], [(at(3), at(5)), (at(0), at(12))]]
+        {
+            assert_eq!(together(spans.into_iter()), Duration::from_millis(12));
+        }
+        let pause = |t: usize, calls: &mut u64| {
+            *calls += 1;
+            std::thread::sleep(Duration::from_millis(if t == 1 { 20 } else { 0 }));
+        };
+        let seconds = timed(3, 2, |_| 0, pause);
+        assert!(seconds.len() == 2 && seconds.iter().all(|s| *s >= 0.02), "{seconds:?}");
+    }
+
+    #[test]
+    fn a_pass_is_as_many_calls_as_fit_its_time_and_one_at_least() {
+        // Seconds a row: a start of threads, and each call.
+        let row = |start: f64, each: f64| move |calls: usize| start + each * calls as f64;
+        assert_eq!(calls_within(2.0, 16, row(1e-4, 1e-3)), 16);
+        assert_eq!(calls_within(2.0, 16, row(1e-4, 60.0)), 1);
+        // Short calls are not taken for as long as the start of threads.
+        let short = calls_within(2.0, 1_000_000, row(1e-4, 1e-5));
+        assert!((190_000..=200_000).contains(&short), "{short}");
+        let mut visited = Vec::new();
+        calls_within(2.0, 40, |calls| {
+            visited.push(calls);
+            1e-6
+        });
+        assert_eq!(visited, [1, 16, 40]);
     }
 
     #[test]
