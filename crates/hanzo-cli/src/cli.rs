@@ -1,7 +1,8 @@
 //! The command line: its grammar, the dispatch to `commands/`, and how a run ends.
 //!
 //! A new command is a file `commands/<name>.rs` with `Args` and `run`, one variant of [`Command`] and one
-//! arm of [`dispatch`]. Nothing else may enter here: no I/O besides the final error message.
+//! arm of [`dispatch`]. Nothing else may enter here: no I/O besides warnings about the environment and
+//! the final error message.
 
 use std::process::ExitCode;
 
@@ -10,8 +11,9 @@ use clap::{ArgAction, CommandFactory, Parser, Subcommand};
 use crate::commands::{
     ab, bench, chat, completions, devices, gate, inspect, levers, logits, perplexity, pull, quantize, run, tokenize,
 };
+use crate::model::environment;
 use crate::output::{self, Verbosity};
-use crate::settings::Settings;
+use crate::settings::{self, Settings};
 use crate::{failure, progress, short_flags};
 
 /// What every command gets: the settings and how talkative it should be.
@@ -125,7 +127,11 @@ pub fn main() -> ExitCode {
         (false, _) => Verbosity::Debug,
     };
     let context = Context { settings: Settings::from_env(), verbosity };
-    match dispatch(cli.command, &context) {
+    let outcome = environment().and_then(|_| {
+        settings::unknown_variables().iter().for_each(|warning| context.note(format_args!("{warning}")));
+        dispatch(cli.command, &context)
+    });
+    match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if output::is_closed_stdout(&error) => ExitCode::SUCCESS,
         Err(error) if failure::is_interrupted(&error) => ExitCode::from(failure::INTERRUPTED),

@@ -3,8 +3,10 @@
 //! No other module of this crate reads an environment variable; every one is listed in [`VARIABLES`]
 //! (the levers' own are listed by the crate that defines them).
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
+
+use hanzo_ml::settings;
 
 /// Where the model hub is, unless `HF_ENDPOINT` names a mirror.
 pub const DEFAULT_HUB: &str = "https://huggingface.co";
@@ -21,6 +23,45 @@ pub const VARIABLES: &[(&str, &str)] = &[
     ("SSL_CERT_FILE", "PEM file of the certificate authorities to trust (default: built in)"),
     ("XDG_CACHE_HOME", "base of the default cache folder"),
 ];
+
+/// Variables that the tests of this project read, and nothing else does.
+const OF_TESTS: [&str; 2] = ["HANZO_NO_GPU_TESTS", "HANZO_TEST_MODELS"];
+
+/// Warnings about variables of the environment that are meant for this program, by their names, and that it does not know.
+pub fn unknown_variables() -> Vec<String> {
+    std::env::vars_os().filter(|(_, value)| !value.is_empty()).filter_map(|(name, _)| unknown(&name)).collect()
+}
+
+/// What to say of a variable that starts as ours do and is none of them.
+fn unknown(name: &OsStr) -> Option<String> {
+    let name = name.to_string_lossy();
+    if !name.starts_with("HANZO_") || OF_TESTS.contains(&&*name) {
+        return None;
+    }
+    let listed = settings::VARIABLES.iter().chain(VARIABLES).flat_map(|v| settings::spelled_out(v.0));
+    let known: Vec<String> = listed.filter(|n| n.starts_with("HANZO_")).collect();
+    let nearest = known.iter().min_by_key(|n| distance(n, &name.to_uppercase())).filter(|n| ***n != *name)?;
+    let name = name.escape_debug();
+    Some(format!(
+        "warning: {name} is no variable of hanzo and changes nothing; the nearest is {nearest} (`hanzo levers --env` lists all)"
+    ))
+}
+
+/// Characters to insert, remove or replace to make one name of the other.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    // Of what was read of `a`, to each beginning of `b`.
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, y) in b.iter().enumerate() {
+            let replaced = diagonal + usize::from(x != *y);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
+}
 
 /// The settings a run starts with.
 #[derive(Clone, Debug, Default)]
@@ -78,6 +119,28 @@ mod tests {
         assert_eq!(cache(&[("HANZO_CACHE", ""), ("XDG_CACHE_HOME", "/x")]), PathBuf::from("/x/hanzo"));
         assert_eq!(cache(&[("XDG_CACHE_HOME", "not/absolute")]), PathBuf::from("/home/x/.cache/hanzo"));
         assert_eq!(read(&[], None).cache, None);
+    }
+
+    #[test]
+    fn a_variable_that_looks_like_ours_and_is_none_is_named_with_the_nearest_that_is() {
+        let said = |name: &str| unknown(OsStr::new(name));
+        for (name, nearest) in [
+            ("HANZO_NORM_QUANTISE", "HANZO_NORM_QUANTIZE "),
+            ("HANZO_QKV_FALBACK", "HANZO_QKV_FALLBACK "),
+            ("HANZO_isa", "HANZO_ISA "),
+            ("HANZO_CACHES", "HANZO_CACHE "),
+            ("HANZO_VK_MASKS", "HANZO_VK_MASK "),
+            ("HANZO_PYTON", "HANZO_PYTHON "),
+            ("HANZO_FOO", "HANZO_"),
+        ] {
+            let said = said(name).unwrap_or_default();
+            assert!(said.starts_with("warning: ") && said.contains(name) && said.contains(nearest), "{name}: {said}");
+        }
+        let listed = settings::VARIABLES.iter().chain(VARIABLES).flat_map(|v| settings::spelled_out(v.0));
+        for name in listed.chain(OF_TESTS.map(String::from)).chain(["PATH".into(), "HF_TOKEN".into(), "HANZO".into()]) {
+            assert_eq!(said(&name), None);
+        }
+        assert_eq!((distance("", "abc"), distance("abc", ""), distance("kitten", "sitting")), (3, 3, 3));
     }
 
     #[test]

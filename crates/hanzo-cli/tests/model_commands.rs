@@ -199,7 +199,36 @@ fn devices_names_the_kernels_in_force() {
     let portable = bench.hanzo(&["devices", "--json"]).env("HANZO_ISA", "portable").output().unwrap();
     let json: Value = serde_json::from_slice(&portable.stdout).unwrap();
     assert_eq!(json["cpu"]["kernels"], "portable");
-    let wrong = bench.hanzo(&["devices"]).env("HANZO_ISA", "mmx").output().unwrap();
-    assert_eq!(wrong.status.code(), Some(1));
-    assert!(String::from_utf8(wrong.stderr).unwrap().contains("HANZO_ISA"));
+}
+
+#[test]
+fn an_environment_that_is_wrong_is_bad_usage_in_every_command() {
+    let bench = Bench::new("environment");
+    for args in
+        [&["devices"][..], &["levers"], &["gate"], &["inspect", "model.gguf"], &["bench", "--op", "copy"], &["run"]]
+    {
+        let wrong = bench.hanzo(args).env("HANZO_ISA", "mmx").output().unwrap();
+        assert_eq!(wrong.status.code(), Some(2), "{args:?}");
+        assert!(String::from_utf8(wrong.stderr).unwrap().contains("HANZO_ISA"), "{args:?}");
+    }
+}
+
+#[test]
+fn a_misspelt_variable_is_named_with_what_it_may_have_been_and_the_command_goes_on() {
+    let bench = Bench::new("misspelt");
+    let mut command = bench.hanzo(&["tokenize", "-m", "model.gguf", "--ids", "hey"]);
+    let out = command.env("HANZO_NORM_QUANTISE", "off").output().unwrap();
+    assert_eq!((out.status.code(), &out.stdout[..]), (Some(0), &b"[256, 121]\n"[..]));
+    let said = String::from_utf8(out.stderr).unwrap();
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(said.starts_with("warning: HANZO_NORM_QUANTISE") && said.contains("HANZO_NORM_QUANTIZE"), "{said}");
+}
+
+#[test]
+fn the_gate_refuses_no_threads_and_a_filter_that_nothing_has_before_any_device_is_opened() {
+    let bench = Bench::new("gate");
+    assert!(bench.fails(2, &["gate", "-t", "0"]).contains("1..=1024"));
+    // The device is not looked for.
+    let said = bench.fails(2, &["gate", "--filter", "zzzz", "--device", "tpu:0"]);
+    assert!(said.contains("zzzz") && !said.contains("tpu"), "{said}");
 }

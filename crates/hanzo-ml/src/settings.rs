@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::gpu::Mask;
 use crate::levers::{LEVERS, LeverSet};
 use crate::vulkan::VulkanOptions;
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 /// Every environment variable and what it does; `<LEVER>` stands for a lever's id in capitals.
@@ -37,6 +38,14 @@ pub const VARIABLES: &[(&str, &str)] = &[
     ),
     ("HANZO_CACHE", "folder for downloaded models (default: the XDG cache folder)"),
 ];
+
+/// The names that an entry of [`VARIABLES`] stands for: itself, or one a lever.
+pub fn spelled_out(entry: &str) -> Vec<String> {
+    match entry.contains("<LEVER>") {
+        true => LEVERS.iter().map(|l| entry.replace("<LEVER>", &l.id.to_ascii_uppercase())).collect(),
+        false => vec![entry.to_string()],
+    }
+}
 
 /// What the environment says of Vulkan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -118,7 +127,18 @@ pub struct Settings {
 impl Settings {
     /// Reads the process environment.
     pub fn from_env() -> Result<Settings> {
-        Settings::from_lookup(|name| std::env::var(name).ok())
+        Settings::from_os_lookup(|name| std::env::var_os(name))
+    }
+
+    /// What is read here is text; a folder need not be.
+    fn from_os_lookup(get: impl Fn(&str) -> Option<OsString>) -> Result<Settings> {
+        let names = VARIABLES.iter().filter(|v| v.0 != "HANZO_CACHE").flat_map(|v| spelled_out(v.0));
+        for name in names {
+            if get(&name).is_some_and(|value| value.to_str().is_none()) {
+                return Err(Error::Setting { name, what: "is not UTF-8; set it to text, or unset it".into() });
+            }
+        }
+        Settings::from_lookup(|name| get(name).and_then(|value| value.into_string().ok()))
     }
 
     /// Reads from any lookup, for tests.
@@ -203,6 +223,29 @@ mod tests {
             let e = read(&[(name, value)]).expect_err(name).to_string();
             assert!(e.contains(name) && e.contains(value) && e.contains(want), "{e}");
         }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_value_that_is_no_text_is_an_error_that_names_its_variable() {
+        use std::os::unix::ffi::OsStringExt;
+        let set =
+            |which: &'static str| move |name: &str| (name == which).then(|| OsString::from_vec(b"on\xff".to_vec()));
+        for name in ["HANZO_QKV", "HANZO_QKV_FALLBACK", "HANZO_ISA", "HANZO_PLAN", "HANZO_VK_MASK", "HANZO_HUGE_PAGES"]
+        {
+            let error = Settings::from_os_lookup(set(name)).expect_err(name).to_string();
+            assert!(error.contains(&format!("{name}: is not UTF-8")), "{error}");
+        }
+        assert_eq!(Settings::from_os_lookup(set("HANZO_CACHE")), read(&[]));
+    }
+
+    #[test]
+    fn an_entry_for_levers_stands_for_a_name_of_each() {
+        let names: Vec<String> = VARIABLES.iter().flat_map(|v| spelled_out(v.0)).collect();
+        for name in ["HANZO_QKV", "HANZO_NORM_QUANTIZE_FALLBACK", "HANZO_ISA"] {
+            assert!(names.iter().any(|n| n == name), "{name}");
+        }
+        assert_eq!(names.len(), VARIABLES.len() - 2 + 2 * LEVERS.len());
     }
 
     #[test]

@@ -118,7 +118,7 @@ struct Kernel {
 
 /// Prints what is there.
 pub fn run(args: Args, _context: &Context) -> anyhow::Result<()> {
-    let isa = hanzo_ml::settings::Settings::from_env()?.isa;
+    let isa = crate::model::environment()?.isa;
     if args.kernels {
         return kernels(args.json);
     }

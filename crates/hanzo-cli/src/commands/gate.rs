@@ -15,12 +15,13 @@ use hanzo_ml::oracle::launched;
 use hanzo_ml::oracle::mutate::Fate;
 use hanzo_ml::oracle::oracles;
 use hanzo_ml::oracle::reference_backend::ReferenceBackend;
-use hanzo_ml::settings::Settings;
 use serde::Serialize;
 
 use super::resolve_model;
 use crate::cli::Context;
 use crate::failure::Failure;
+use crate::model::device::own_isa;
+use crate::model::{environment, threads_parser};
 use crate::output;
 use crate::progress::Unit;
 
@@ -52,8 +53,8 @@ pub struct Args {
     #[arg(long, value_parser = isa)]
     isa: Option<IsaLevel>,
     /// Threads (default: one a core)
-    #[arg(short, long, default_value_t = 0, hide_default_value = true)]
-    threads: usize,
+    #[arg(short, long, value_name = "N", value_parser = threads_parser())]
+    threads: Option<u16>,
     /// Seed of the random inputs
     #[arg(long, default_value_t = GateOptions::default().seed)]
     seed: u64,
@@ -185,18 +186,6 @@ pub fn run(args: Args, context: &Context) -> anyhow::Result<()> {
         Some(model) => oracles::real_matrices(&resolve_model(model, context)?)?,
         None => Vec::new(),
     };
-    let mut settings = Settings::from_env()?;
-    settings.isa = args.isa.unwrap_or(settings.isa);
-    let cache = context.settings.cache.as_ref().map(|c| c.join("pipelines"));
-    let opening = OpenOptions { settings, threads: args.threads, cache };
-    let backend: Arc<dyn Backend> = match args.device.as_str() {
-        "reference" => Arc::new(ReferenceBackend),
-        name => devices::open(name, &opening).map_err(|e| Failure::usage(e.to_string()))?,
-    };
-    let isa = match args.device.to_ascii_lowercase().as_str() {
-        "cpu" => Some(settings.isa),
-        name => name.strip_prefix("cpu:").and_then(IsaLevel::from_name),
-    };
     let lever_sets = match args.quick {
         true => vec![("none".to_string(), LeverSet::NONE), ("default".to_string(), LeverSet::default())],
         false => GateOptions::default().lever_sets,
@@ -210,6 +199,24 @@ pub fn run(args: Args, context: &Context) -> anyhow::Result<()> {
         seed: args.seed,
         real,
     };
+    let nothing = || {
+        let filter = options.filter.as_deref().unwrap_or_default();
+        Failure::usage(format!("no oracle, op or format contains `{filter}`"))
+            .remedy("see a gate's table for their names, or leave --filter out")
+    };
+    if !options.wants_anything() {
+        return Err(nothing().into());
+    }
+    let mut settings = environment()?;
+    let own = own_isa(&args.device, args.isa)?;
+    settings.isa = args.isa.unwrap_or(settings.isa);
+    let cache = context.settings.cache.as_ref().map(|c| c.join("pipelines"));
+    let opening = OpenOptions { settings, threads: args.threads.map_or(0, usize::from), cache };
+    let backend: Arc<dyn Backend> = match args.device.as_str() {
+        "reference" => Arc::new(ReferenceBackend),
+        name => devices::open(name, &opening).map_err(|e| Failure::usage(e.to_string()))?,
+    };
+    let isa = own.or(args.device.eq_ignore_ascii_case(devices::HOST).then_some(settings.isa));
     if let Some(isa) = isa.filter(|_| !args.json) {
         context.note(format_args!("{} kernels", isa.name()));
     }
@@ -224,8 +231,7 @@ pub fn run(args: Args, context: &Context) -> anyhow::Result<()> {
         ));
     }
     if found.rows.is_empty() && found.faults.is_empty() {
-        let filter = options.filter.unwrap_or_default();
-        return Err(Failure::usage(format!("no oracle, op or format contains `{filter}`")).into());
+        return Err(nothing().into());
     }
     if args.json {
         output::print_json(&report(&found, isa))?;

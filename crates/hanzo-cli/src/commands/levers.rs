@@ -3,10 +3,11 @@
 use std::io::Write;
 
 use hanzo_ml::levers::{LEVERS, LeverKind, LeverSet};
-use hanzo_ml::settings::{Settings, VARIABLES};
+use hanzo_ml::settings::{VARIABLES, spelled_out};
 use serde::Serialize;
 
 use crate::cli::Context;
+use crate::model::environment;
 use crate::output::{self, Align, Table};
 
 /// The command's grammar.
@@ -44,7 +45,7 @@ struct Variable {
 
 /// Prints the registry.
 pub fn run(args: Args, _context: &Context) -> anyhow::Result<()> {
-    let levers = Settings::from_env()?.levers;
+    let levers = environment()?.levers;
     if args.env { variables(args.json) } else { registry(levers, args.json) }
 }
 
@@ -93,11 +94,7 @@ fn variables(json: bool) -> anyhow::Result<()> {
     let mut all: Vec<Variable> = Vec::new();
     let own = crate::settings::VARIABLES.iter().filter(|(name, _)| VARIABLES.iter().all(|(n, _)| n != name));
     for (name, effect) in VARIABLES.iter().chain(own) {
-        let names: Vec<String> = match name.contains("<LEVER>") {
-            true => LEVERS.iter().map(|l| name.replace("<LEVER>", &l.id.to_ascii_uppercase())).collect(),
-            false => vec![name.to_string()],
-        };
-        all.extend(names.into_iter().map(|name| {
+        all.extend(spelled_out(name).into_iter().map(|name| {
             let value = std::env::var(&name).ok();
             Variable { name, effect: effect.to_string(), value }
         }));

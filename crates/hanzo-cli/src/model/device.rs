@@ -10,7 +10,7 @@ use hanzo_ml::placement::{Placement, SplitBackend};
 use hanzo_ml::plan::Plan;
 use serde_json::{Value, json};
 
-use super::{HEADING, environment};
+use super::{HEADING, environment, parse_isa};
 use crate::cli::Context;
 use crate::failure::Failure;
 use crate::output::human_bytes;
@@ -61,10 +61,9 @@ impl DeviceArgs {
         let behind = self.behind_the_host()?;
         let asked = !self.device.is_empty() || self.moves_anything();
         let open = |name: &str| devices::open(name, &options).map_err(|e| Failure::usage(e.to_string()));
-        let own_isa = |name: &str| name.strip_prefix("cpu:").and_then(IsaLevel::from_name);
         if !self.moves_anything() && behind.len() < 2 {
             let name = behind.first().map_or(HOST, String::as_str);
-            let isa = own_isa(name).unwrap_or(settings.isa);
+            let isa = own_isa(name, isa)?.unwrap_or(settings.isa);
             let backend = open(name)?;
             return Ok(Chosen { backend, threads, isa, names: vec![name.into()], split: None, asked });
         }
@@ -110,6 +109,19 @@ impl DeviceArgs {
                 .into()),
             _ => Ok(names),
         }
+    }
+}
+
+/// The instruction set that a device `cpu:ISA` names; `flag` is that of `--isa`, which must not say otherwise.
+pub fn own_isa(device: &str, flag: Option<IsaLevel>) -> anyhow::Result<Option<IsaLevel>> {
+    let lower = device.to_ascii_lowercase();
+    let Some(name) = lower.strip_prefix("cpu:") else { return Ok(None) };
+    let isa = parse_isa(name).map_err(|e| Failure::usage(format!("--device {device}: {e}")))?;
+    match flag.filter(|flag| *flag != isa) {
+        Some(flag) => {
+            Err(Failure::usage(format!("--isa {flag} and --device {device} disagree: leave one of them out")).into())
+        }
+        None => Ok(Some(isa)),
     }
 }
 
@@ -224,6 +236,22 @@ mod tests {
     fn layers_read_as_ranges() {
         assert_eq!(ranges(&[0, 1, 2, 5, 7, 8]), "0-2, 5, 7-8");
         assert_eq!(ranges(&[]), "");
+    }
+
+    #[test]
+    fn a_device_may_name_an_instruction_set_that_the_flag_does_not_contradict() {
+        let (portable, best) = (IsaLevel::Portable, IsaLevel::detect());
+        assert_eq!(own_isa("CPU:Portable", None).unwrap(), Some(portable));
+        assert_eq!(own_isa("cpu:portable", Some(portable)).unwrap(), Some(portable));
+        assert_eq!((own_isa("cpu", Some(best)).unwrap(), own_isa("vulkan:0", Some(best)).unwrap()), (None, None));
+        let mut wrong = vec![("cpu:mmx", None, "this processor has")];
+        if best != portable {
+            wrong.push(("cpu:portable", Some(best), "disagree: leave one of them out"));
+        }
+        for (device, flag, part) in wrong {
+            let error = own_isa(device, flag).unwrap_err();
+            assert!(error.to_string().contains(part) && crate::failure::exit_code(&error) == 2, "{error}");
+        }
     }
 
     #[test]

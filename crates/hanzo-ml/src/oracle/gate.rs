@@ -4,12 +4,13 @@
 //! under which a case is the same program are run once.
 
 use super::case::{Bound, Case, Measured, Reference, Rounding, RunOptions};
-use super::oracles::{Context, ORACLES, Oracle, RealMatrix, chunking_differences, chunkings};
+use super::oracles::{Context, ORACLES, Oracle, RealMatrix, chunking_differences, chunkings, weight_formats};
 use super::{golden, mutate, replay};
 use crate::backend::{Backend, Wanted};
 use crate::error::Result;
 use crate::levers::{LEVERS, Lever, LeverKind, LeverSet, rewrite};
 use crate::plan::Plan;
+use hanzo_gguf::Format;
 use std::collections::HashSet;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -56,6 +57,23 @@ impl GateOptions {
         let Some(filter) = &self.filter else { return true };
         let filter = filter.to_ascii_lowercase();
         names.iter().any(|n| n.to_ascii_lowercase().contains(&filter))
+    }
+
+    /// Does the filter let anything pass? Asked before a device is opened. Names of oracles and formats are known at once,
+    /// those of ops when cases are drawn; faults, replays and golden blocks are taken to have it, and tell when they run.
+    pub fn wants_anything(&self) -> bool {
+        let elsewhere = self.mutate || self.replay || self.golden.is_some();
+        let formats: Vec<&str> = weight_formats().map(Format::name).collect();
+        if elsewhere || self.wants(&formats) || ORACLES.iter().any(|o| self.wants(&[o.name])) {
+            return true;
+        }
+        let context = Context { seed: self.seed, real: &self.real };
+        self.wants(&["chunks"])
+            || ORACLES.iter().any(|oracle| {
+                let mut found = false;
+                (oracle.cases)(&context, &mut |case| found |= self.wants(&[case.op, &case.format]));
+                found
+            })
     }
 }
 

@@ -89,6 +89,15 @@ fn every_lever_names_an_oracle_that_exists() {
 }
 
 #[test]
+fn a_filter_that_nothing_has_is_known_before_anything_runs() {
+    let with = |filter: &str| GateOptions { filter: Some(filter.into()), ..GateOptions::default() };
+    for filter in ["", "ROPE_num", "iq2_XXS", "chunks", "linear", "f16"] {
+        assert!(with(filter).wants_anything(), "{filter}");
+    }
+    assert!(GateOptions::default().wants_anything() && !with("zzzz").wants_anything());
+}
+
+#[test]
 fn a_filter_selects_by_oracle_op_or_format() {
     let options = GateOptions { filter: Some("iq2_XXS".into()), ..GateOptions::default() };
     let report = run(&ReferenceBackend, &options);
