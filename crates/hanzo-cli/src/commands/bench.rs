@@ -10,6 +10,7 @@ use hanzo_engine::model::ModelOptions;
 use hanzo_gguf::Format;
 use hanzo_ml::cpu::contract::Contraction;
 use hanzo_ml::cpu::isa::IsaLevel;
+use hanzo_ml::devices::HOST;
 use serde_json::{Value, json};
 
 use super::bench_gpu::{self, GpuFlags, Op, Request};
@@ -82,7 +83,10 @@ pub struct Args {
     #[arg(long, conflicts_with = "op")]
     profile: bool,
     /// Measure one kernel instead of a model
-    #[arg(long, value_name = "OP", conflicts_with_all = ["n_prompt", "n_gen", "n_depth"])]
+    #[arg(long, value_name = "OP", conflicts_with_all = [
+        "n_prompt", "n_gen", "n_depth", "model", "ubatch", "cache_type_k", "cache_type_v", "n_gpu_layers", "n_cpu_moe",
+        "override_tensor",
+    ])]
     op: Option<Op>,
     /// The weights' formats, or `all`
     #[arg(long, value_name = "FORMAT", value_delimiter = ',', value_parser = parse_weight_formats, requires = "op")]
@@ -119,9 +123,8 @@ pub fn run(args: Args, context: &Context) -> anyhow::Result<()> {
         let what = format!("--tokens {tall} of --shape {rows}x{cols} are more than 2^30 floats; ask for fewer");
         return Err(Failure::usage(what).into());
     }
-    if let Some(op) = args.op
-        && let Some(device) = kernel_device(&args.devices.device)?
-    {
+    let place = place(&args)?;
+    if let Place::Gpu(op, device) = place {
         let few = if matches!(op, Op::Gemm | Op::MoeGemm) { 512 } else { 1 };
         let request = Request {
             op,
@@ -135,25 +138,80 @@ pub fn run(args: Args, context: &Context) -> anyhow::Result<()> {
         // The device's own clock does not care what else the processor does.
         return bench_gpu::run(&request, &args.gpu, context);
     }
-    let kernel = args.op.filter(|op| *op != Op::Copy).map(|op| cpu_kernel(op, &args)).transpose()?;
     if !args.force {
         refuse_if_busy()?;
     }
-    match (kernel, args.op) {
-        (Some(kernel), _) => kernels(kernel, &args),
-        (None, Some(_)) => roofs(&args),
-        (None, None) => models(&args, context),
+    match place {
+        Place::Kernel(kernel, default, isa) => kernels((kernel, default), isa, &args),
+        Place::Roofs(isa) => roofs(isa, &args),
+        _ => models(&args, context),
     }
 }
 
-/// The GPU whose kernels are measured; none: the CPU's are.
-fn kernel_device(names: &[String]) -> anyhow::Result<Option<usize>> {
-    match names {
-        [] => Ok(None),
-        [host] if host.eq_ignore_ascii_case("cpu") => Ok(None),
-        [gpu] => Ok(Some(bench_gpu::parse_device(gpu).map_err(|e| Failure::usage(format!("--device {gpu}: {e}")))?)),
-        _ => Err(Failure::usage("kernels are measured on one device at a time").into()),
+/// What is measured, and where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// Models.
+    Models,
+    /// A kernel, or several, of this GPU.
+    Gpu(Op, usize),
+    /// A kernel of the CPU with the tokens it has unless told otherwise; an instruction set, if one was asked for.
+    Kernel(Contraction, usize, Option<IsaLevel>),
+    /// What the CPU can do at most.
+    Roofs(Option<IsaLevel>),
+}
+
+/// What the flags ask for; those that would mean nothing there are refused.
+fn place(args: &Args) -> anyhow::Result<Place> {
+    let given = args.gpu.given();
+    let Some(op) = args.op else {
+        return match given {
+            Some(flag) => {
+                Err(Failure::usage(format!("{flag} is for one kernel: name it with --op, or leave {flag} out")).into())
+            }
+            None => Ok(Place::Models),
+        };
+    };
+    let lists = [
+        ("--shape", args.shape.is_empty()),
+        ("--format", args.format.is_empty()),
+        ("--tokens", args.tokens.is_empty()),
+    ];
+    if let Some((flag, _)) = lists.iter().find(|l| !l.1 && matches!(op, Op::Copy | Op::Empty)) {
+        return Err(Failure::usage(format!("--op {} has no {flag}: leave it out", op.name())).into());
     }
+    let isa = match &args.devices.device[..] {
+        [] => args.isa,
+        [host] if host.eq_ignore_ascii_case(HOST) => args.isa,
+        [one] => match device::own_isa(one, args.isa)? {
+            Some(isa) => Some(isa),
+            None => {
+                let gpu = bench_gpu::parse_device(&one.to_ascii_lowercase());
+                return Ok(Place::Gpu(op, gpu.map_err(|e| Failure::usage(format!("--device {one}: {e}")))?));
+            }
+        },
+        _ => return Err(Failure::usage("kernels are measured on one device at a time").into()),
+    };
+    let contraction = match op {
+        Op::Copy => None,
+        Op::Matvec => Some((Contraction::MatVec, 1)),
+        Op::Gemm => Some((Contraction::Gemm, 512)),
+        _ => {
+            let what = format!("--op {} is measured on a GPU alone: name one with --device, e.g. vulkan:0", op.name());
+            return Err(Failure::usage(what + " (see `hanzo devices`)").into());
+        }
+    };
+    if let Some(flag) = given {
+        let what = format!("{flag} is for kernels of a GPU: leave it out, or name a GPU with --device, e.g. vulkan:0");
+        return Err(Failure::usage(what).into());
+    }
+    let Some((kernel, tokens)) = contraction else { return Ok(Place::Roofs(isa)) };
+    if args.shape.is_empty() || args.format.is_empty() {
+        let what =
+            format!("--op {0} needs --shape and --format, e.g. --op {0} --shape 4096x2048 --format Q4_K", op.name());
+        return Err(Failure::usage(what).into());
+    }
+    Ok(Place::Kernel(kernel, tokens, isa))
 }
 
 /// Looks at the machine before anything is loaded.
@@ -412,29 +470,17 @@ fn tokens(args: &Args, default: usize) -> Vec<usize> {
     if args.tokens.is_empty() { vec![default] } else { args.tokens.iter().map(|t| t.get()).collect() }
 }
 
-/// The CPU's kernel of a name, and the tokens it is measured with unless told otherwise.
-fn cpu_kernel(op: Op, args: &Args) -> anyhow::Result<(Contraction, usize)> {
-    if args.shape.is_empty() || args.format.is_empty() {
-        return Err(Failure::usage("--op needs --shape and --format").into());
-    }
-    match op {
-        Op::Matvec => Ok((Contraction::MatVec, 1)),
-        Op::Gemm => Ok((Contraction::Gemm, 512)),
-        _ => Err(Failure::usage("only matvec, gemm and copy are measured on the CPU; name a GPU with --device").into()),
-    }
-}
-
 /// The instruction set and the numbers of threads that kernels are measured with.
-fn cpu_setup(args: &Args) -> anyhow::Result<(IsaLevel, Vec<usize>)> {
-    let isa = args.isa.map_or_else(|| environment().map(|s| s.isa), Ok)?;
+fn cpu_setup(isa: Option<IsaLevel>, args: &Args) -> anyhow::Result<(IsaLevel, Vec<usize>)> {
+    let isa = isa.map_or_else(|| environment().map(|s| s.isa), Ok)?;
     let all = std::thread::available_parallelism().map_or(1, |n| n.get());
     let threads = args.threads.iter().map(|t| usize::from(*t));
     Ok((isa, if args.threads.is_empty() { vec![all] } else { threads.collect() }))
 }
 
 /// Measures what the CPU can do at most.
-fn roofs(args: &Args) -> anyhow::Result<()> {
-    let (isa, threads) = cpu_setup(args)?;
+fn roofs(isa: Option<IsaLevel>, args: &Args) -> anyhow::Result<()> {
+    let (isa, threads) = cpu_setup(isa, args)?;
     let mut measured = Vec::new();
     for &threads in &threads {
         let start = contention::now();
@@ -447,12 +493,7 @@ fn roofs(args: &Args) -> anyhow::Result<()> {
         OutputFormat::Md => {
             let columns = ["op", "way", "isa", "threads", "us", "GB/s", "G multiply-adds/s", "round trip ns"];
             let mut table = Markdown::new(&columns.map(|name| (name, !["op", "way", "isa"].contains(&name))));
-            let cell = |v: Value| match v {
-                Value::String(s) => s,
-                Value::Null => String::new(),
-                v => v.as_f64().map_or_else(String::new, |x| format!("{x:.1}")),
-            };
-            fields().for_each(|f| table.row(f.into_iter().map(|(_, v)| cell(v)).collect()));
+            fields().for_each(|f| table.row(f.into_iter().map(|(_, v)| roof_cell(v)).collect()));
             table.write(&mut out)?;
         }
         OutputFormat::Json => writeln!(out, "{:#}", fields().map(report::object).collect::<Value>())?,
@@ -462,9 +503,18 @@ fn roofs(args: &Args) -> anyhow::Result<()> {
     Ok(out.finish()?)
 }
 
+/// A roof's field in a table: counts as they are, what is measured to a tenth.
+fn roof_cell(value: Value) -> String {
+    match value {
+        Value::String(text) => text,
+        count if count.is_u64() => count.to_string(),
+        other => other.as_f64().map_or_else(String::new, |x| format!("{x:.1}")),
+    }
+}
+
 /// Measures the CPU's kernels alone.
-fn kernels((contraction, default): (Contraction, usize), args: &Args) -> anyhow::Result<()> {
-    let (isa, threads) = cpu_setup(args)?;
+fn kernels((contraction, default): (Contraction, usize), isa: Option<IsaLevel>, args: &Args) -> anyhow::Result<()> {
+    let (isa, threads) = cpu_setup(isa, args)?;
     let mut measured = Vec::new();
     let formats = args.format.iter().flat_map(|f| &f.0);
     let shapes = || args.shape.iter().flat_map(|s| tokens(args, default).into_iter().map(move |t| (*s, t)));
@@ -559,18 +609,112 @@ mod tests {
     }
 
     #[test]
-    fn a_contended_repetition_is_refused_unless_forced() {
-        #[derive(clap::Parser)]
-        struct Only {
-            #[command(flatten)]
-            args: Args,
+    fn a_roofs_threads_are_counted_and_its_rates_have_a_tenth() {
+        let cells = [json!(2), json!(2.0), json!(40.26), json!("read"), Value::Null].map(roof_cell);
+        assert_eq!(cells, ["2", "2.0", "40.3", "read", ""]);
+    }
+
+    #[derive(clap::Parser)]
+    struct Only {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn parsed(flags: &str) -> Args {
+        <Only as clap::Parser>::parse_from(std::iter::once("bench").chain(flags.split_whitespace())).args
+    }
+
+    #[test]
+    fn what_is_measured_follows_from_the_op_and_the_device() {
+        let matvec = "--op matvec --shape 64x64 --format Q8_0";
+        let portable = Some(IsaLevel::Portable);
+        for (flags, want) in [
+            ("", Place::Models),
+            ("--device vulkan:0", Place::Models),
+            ("--op copy", Place::Roofs(None)),
+            ("--op copy --device CPU:portable", Place::Roofs(portable)),
+            ("--op copy --isa portable --device cpu", Place::Roofs(portable)),
+            ("--op copy --device Vulkan:1 --working-set 4", Place::Gpu(Op::Copy, 1)),
+            ("--op norm --device vulkan:0 --shape 1x64", Place::Gpu(Op::Norm, 0)),
+            (matvec, Place::Kernel(Contraction::MatVec, 1, None)),
+            (format!("{matvec} --device cpu:portable").as_str(), Place::Kernel(Contraction::MatVec, 1, portable)),
+            ("--op gemm --shape 64x64 --format Q8_0", Place::Kernel(Contraction::Gemm, 512, None)),
+        ] {
+            assert_eq!(place(&parsed(flags)).unwrap(), want, "{flags}");
         }
-        let args = |force: &[&str]| <Only as clap::Parser>::parse_from([&["bench"], force].concat()).args;
+    }
+
+    #[test]
+    fn a_flag_that_would_mean_nothing_is_refused_in_a_line_with_its_remedy() {
+        let gemm = "--op gemm --shape 64x64 --format Q8_0 --device cpu";
+        let gpu_flags = [
+            "--sweep",
+            "--kernel x",
+            "--const X=1",
+            "--experts 128",
+            "--active 8",
+            "--working-set 1",
+            "--launches 200",
+            "--row-ms 30",
+        ];
+        for flag in gpu_flags {
+            let name = flag.split(' ').next().unwrap();
+            for (flags, remedy) in
+                [(gemm, "vulkan:0"), ("--op copy --device cpu", "vulkan:0"), ("--device vulkan:0", "--op")]
+            {
+                let error = place(&parsed(&format!("{flags} {flag}"))).unwrap_err();
+                let said = crate::failure::report(&error);
+                assert_eq!(crate::failure::exit_code(&error), 2, "{said}");
+                assert!(said.contains(name) && said.contains(remedy) && said.lines().count() == 1, "{said}");
+            }
+        }
+        for flag in ["--shape 64x64", "--format Q8_0", "--tokens 2"] {
+            for op in ["copy", "copy --device vulkan:0", "empty --device vulkan:0"] {
+                let said = place(&parsed(&format!("--op {op} {flag}"))).unwrap_err().to_string();
+                assert!(said.contains(flag.split(' ').next().unwrap()) && said.contains("leave it out"), "{said}");
+            }
+        }
+        for flag in [
+            "-m x",
+            "--ubatch 512",
+            "--cache-type-k f16",
+            "--cache-type-v f16",
+            "--n-gpu-layers 1",
+            "--n-cpu-moe 1",
+            "-p 1",
+        ] {
+            let flags = format!("bench --op copy {flag}");
+            let error = <Only as clap::Parser>::try_parse_from(flags.split(' ')).err().unwrap();
+            assert_eq!(error.kind(), clap::error::ErrorKind::ArgumentConflict, "{flag}: {error}");
+        }
+    }
+
+    #[test]
+    fn an_op_that_cannot_be_measured_there_says_which_device_it_needs() {
+        for op in ["empty", "norm", "attention", "glu", "moe-matvec", "moe-gemm", "moe-glu"] {
+            for device in ["", "--device cpu", "--device cpu:portable"] {
+                let said = place(&parsed(&format!("--op {op} {device}"))).unwrap_err().to_string();
+                assert!(said.contains(op) && said.contains("GPU") && said.contains("vulkan:0"), "{said}");
+            }
+        }
+        for (flags, part) in [
+            ("--op gemm --shape 64x64", "--op gemm needs --shape and --format"),
+            ("--op copy --device tpu:0", "cpu:ISA"),
+            ("--op copy --device cpu:mmx", "portable"),
+            ("--op copy --device cpu,vulkan:0", "one device"),
+        ] {
+            let said = place(&parsed(flags)).unwrap_err().to_string();
+            assert!(said.contains(part), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_contended_repetition_is_refused_unless_forced() {
         let busy = Some(Contention { foreign: 0.3, steal: 0.0 });
-        let error = judge(&mut None, busy, &args(&[]), "in repetition 2 of pp512").unwrap_err();
+        let error = judge(&mut None, busy, &parsed(""), "in repetition 2 of pp512").unwrap_err();
         assert!(error.to_string().contains("30.0%") && error.to_string().contains("repetition 2"), "{error}");
         let mut worst = None;
-        judge(&mut worst, busy, &args(&["--force"]), "").unwrap();
+        judge(&mut worst, busy, &parsed("--force"), "").unwrap();
         assert_eq!(worst, busy);
     }
 }

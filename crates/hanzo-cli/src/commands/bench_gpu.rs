@@ -36,21 +36,38 @@ pub struct GpuFlags {
     /// Try other constants too and tell the fastest
     #[arg(long, requires = "device")]
     sweep: bool,
-    /// Experts of moe-matvec and moe-gemm
-    #[arg(long, value_name = "N", default_value = "128", requires = "device")]
-    experts: NonZeroUsize,
-    /// Experts that each token uses
-    #[arg(long, value_name = "N", default_value = "8", requires = "device")]
-    active: NonZeroUsize,
+    /// Experts of moe-matvec and moe-gemm (default: 128)
+    #[arg(long, value_name = "N", requires = "device")]
+    experts: Option<NonZeroUsize>,
+    /// Experts that each token uses (default: 8)
+    #[arg(long, value_name = "N", requires = "device")]
+    active: Option<NonZeroUsize>,
     /// MiB of weights to visit before any of them again (0: one copy)
     #[arg(long, value_name = "MIB", requires = "device")]
     working_set: Option<u64>,
-    /// Launches in a row at most
-    #[arg(long, value_name = "N", default_value = "200", requires = "device")]
-    launches: NonZeroUsize,
-    /// Milliseconds that a row of launches should take at most
-    #[arg(long, value_name = "MS", default_value = "30", requires = "device")]
-    row_ms: NonZeroUsize,
+    /// Launches in a row at most (default: 200)
+    #[arg(long, value_name = "N", requires = "device")]
+    launches: Option<NonZeroUsize>,
+    /// Milliseconds that a row of launches should take at most (default: 30)
+    #[arg(long, value_name = "MS", requires = "device")]
+    row_ms: Option<NonZeroUsize>,
+}
+
+impl GpuFlags {
+    /// The first of them that was given.
+    pub fn given(&self) -> Option<&'static str> {
+        let all = [
+            ("--kernel", !self.kernel.is_empty()),
+            ("--const", !self.constants.is_empty()),
+            ("--sweep", self.sweep),
+            ("--experts", self.experts.is_some()),
+            ("--active", self.active.is_some()),
+            ("--working-set", self.working_set.is_some()),
+            ("--launches", self.launches.is_some()),
+            ("--row-ms", self.row_ms.is_some()),
+        ];
+        all.into_iter().find(|flag| flag.1).map(|flag| flag.0)
+    }
 }
 
 fn parse_constant(text: &str) -> Result<(String, u32), String> {
@@ -66,7 +83,7 @@ pub fn parse_device(text: &str) -> Result<usize, String> {
         Some(("vulkan", n)) => n.parse().ok(),
         _ => None,
     };
-    number.ok_or_else(|| "it is no GPU, e.g. vulkan:0 (see `hanzo devices`)".into())
+    number.ok_or_else(|| "it is neither cpu, cpu:ISA nor a GPU, e.g. vulkan:0 (see `hanzo devices`)".into())
 }
 
 /// An op that can be measured on a GPU.
@@ -95,7 +112,8 @@ pub enum Op {
 }
 
 impl Op {
-    fn name(self) -> &'static str {
+    /// As the command line has it.
+    pub fn name(self) -> &'static str {
         match self {
             Op::Matvec => "matvec",
             Op::Gemm => "gemm",
@@ -178,11 +196,15 @@ impl Lines {
     }
 }
 
+fn or(flag: Option<NonZeroUsize>, default: usize) -> usize {
+    flag.map_or(default, NonZeroUsize::get)
+}
+
 /// Measures.
 pub fn run(request: &Request<'_>, flags: &GpuFlags, context: &Context) -> anyhow::Result<()> {
     let effort = Effort {
-        launches: flags.launches.get(),
-        seconds: 1e-3 * flags.row_ms.get() as f64,
+        launches: or(flags.launches, 200),
+        seconds: 1e-3 * or(flags.row_ms, 30) as f64,
         repetitions: request.repetitions,
         working_set: flags.working_set.map(|mib| mib << 20),
     };
@@ -265,7 +287,7 @@ fn case(
     if request.formats.is_empty() {
         return Err(Failure::usage(format!("--op {} needs --format", op.name())).into());
     }
-    let experts = op.is_moe().then_some((flags.experts.get(), flags.active.get()));
+    let experts = op.is_moe().then_some((or(flags.experts, 128), or(flags.active, 8)));
     if experts.is_some_and(|(n, k)| k > n) {
         return Err(Failure::usage("--active is more than --experts").into());
     }

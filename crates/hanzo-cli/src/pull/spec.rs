@@ -56,6 +56,10 @@ pub fn parse(text: &str, hub: &str) -> Result<Spec, Failure> {
     if path.is_dir() {
         return Err(Failure::new(format!("`{text}` is a folder")).remedy("give the .gguf file inside it"));
     }
+    // A device, a pipe or a socket: models are mapped into memory, which takes a file of a known size.
+    if path.exists() {
+        return Err(Failure::new(format!("`{text}` is not a regular file")).remedy("give the path of a .gguf file"));
+    }
     if let Some(id) = hub_id(text) {
         return Ok(Spec::Hub(id));
     }
@@ -140,6 +144,13 @@ mod tests {
         assert_eq!(hub("https://hub.example/a/b/blob/v1/d/x.gguf"), expected);
         assert!(matches!(parse("https://hub.example/a/b", HUB), Ok(Spec::Url(_))));
         assert!(matches!(parse("https://hub.example.org/a/b/resolve/v1/x.gguf", HUB), Ok(Spec::Url(_))));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_is_there_but_no_regular_file_is_said_to_be_that() {
+        let failure = parse("/dev/null", HUB).map(|s| panic!("{s:?}")).unwrap_err();
+        assert!(failure.to_string().contains("`/dev/null` is not a regular file"), "{failure}");
     }
 
     #[test]

@@ -31,11 +31,23 @@ fn bench_prints_a_row_a_test_in_every_format() {
 #[test]
 fn bench_measures_a_kernel_alone() {
     let tiny = Tiny::new("kernel", Kind::Random);
-    let flags = ["--op", "gemm", "--format", "q4_0,f16", "--shape", "64x64", "--tokens", "8", "-r", "1", "--force"];
-    let rows: Vec<Value> = serde_json::from_str(&tiny.ok("bench", &[&flags[..], &["-o", "json"]].concat())).unwrap();
+    let kernel =
+        |args: &[&str]| tiny.bare(&[&["bench", "-t", "1", "--force", "-r", "1"], args].concat()).output().unwrap();
+    let flags = ["--op", "gemm", "--format", "q4_0,f16", "--shape", "64x64", "--tokens", "8", "-o", "json"];
+    let rows: Vec<Value> = serde_json::from_slice(&kernel(&flags).stdout).unwrap();
     assert_eq!((rows.len(), &rows[0]["format"], &rows[1]["n_tokens"]), (2, &json!("Q4_0"), &json!(8)));
-    tiny.fails(2, "bench", &["--op", "gemm", "--format", "q4_k", "--shape", "64x64", "--force"]);
-    tiny.fails(2, "bench", &["--op", "gemm"]);
+    let flags = ["--op", "matvec", "--format", "q8_0", "--shape", "64x64", "--device", "cpu:portable", "-o", "json"];
+    let rows: Vec<Value> = serde_json::from_slice(&kernel(&flags).stdout).unwrap();
+    assert_eq!((rows.len(), &rows[0]["isa"]), (1, &json!("portable")));
+    for wrong in [
+        &["--op", "gemm", "--format", "q4_k", "--shape", "64x64"][..],
+        &["--op", "gemm"],
+        &["--op", "copy", "-ctk", "f16"],
+        &["--op", "copy", "-m", "model.gguf"],
+        &["--op", "copy", "--device", "cpu", "--sweep"],
+    ] {
+        assert_eq!(kernel(wrong).status.code(), Some(2), "{wrong:?}");
+    }
     tiny.fails(2, "bench", &["-p", "0", "-n", "0", "--force"]);
     tiny.fails(2, "bench", &["-o", "xml"]);
 }

@@ -42,8 +42,13 @@ impl Tiny {
 
     /// `hanzo COMMAND -m model.gguf -t 1 ARGS`, with nothing on stdin and nothing from the caller's environment.
     pub fn hanzo(&self, command: &str, args: &[&str]) -> Command {
+        self.bare(&[&[command, "-m", "model.gguf", "-t", "1"], args].concat())
+    }
+
+    /// `hanzo ARGS`, as [`Tiny::hanzo`] but without a model.
+    pub fn bare(&self, args: &[&str]) -> Command {
         let mut hanzo = Command::new(env!("CARGO_BIN_EXE_hanzo"));
-        hanzo.args([command, "-m", "model.gguf", "-t", "1"]).args(args).current_dir(&self.0);
+        hanzo.args(args).current_dir(&self.0);
         for (name, _) in std::env::vars_os().filter(|(n, _)| n.to_string_lossy().starts_with("HANZO_")) {
             hanzo.env_remove(name);
         }
