@@ -222,6 +222,9 @@ pub(super) fn scratch_bytes<I: Isa>(k: usize, tokens: usize) -> usize {
 /// The body of the GEMM kernel of a format.
 #[inline(always)]
 pub(super) unsafe fn run<I: Columns, F: CpuFormat>(job: &mut Job<'_>, micros: &Micros<I>) {
+    // The one microkernel that reads exponents, and the one way of unpacking that writes them.
+    const { assert!(!<F as Form<I>>::POWERS || (F::GROUP == 32 && !F::HAS_MIN && <F as Form<I>>::TAKEN != 0)) };
+    const { assert!(!F::POWER || (F::STRETCHES.is_empty() && F::PRODUCT.is_none())) };
     let tokens = job.tokens.len();
     if tokens == 0 || job.rows.is_empty() {
         return;
